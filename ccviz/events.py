@@ -1,0 +1,62 @@
+"""What happens while a run goes on, as plain records: the engine yields them, everything else reads them.
+
+Arrays are NumPy, on the host; nothing here refers to a model or a device.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+
+@dataclass(frozen=True)
+class PromptFed:
+    """Part of the prompt was processed.
+
+    ``logprobs`` holds the forward log-probability of each newly processed token (NaN for the first of all), or is
+    None where they were not asked for.
+    """
+
+    tokens_seen: int
+    logprobs: npt.NDArray[np.float32] | None
+
+
+@dataclass(frozen=True)
+class Refreshed:
+    """One lane's cache was scored and, where it was over its budget, evicted from."""
+
+    lane: str
+    refresh: int
+    tokens_seen: int
+    phase: str  # "prefill" or "decode"
+    size_before: int
+    size_after: int
+    seconds: float
+    cache_bytes: int
+    positions: npt.NDArray[np.int32]  # (n,) before the refresh, ascending
+    scores: npt.NDArray[np.float32] | None  # (n,), or None where nothing was scored
+    kept: npt.NDArray[np.bool_]  # (n,)
+    protected: npt.NDArray[np.str_]  # (n,) of "", "frozen", "recent", "last"
+
+
+@dataclass(frozen=True)
+class TokenGenerated:
+    """One lane chose its next token."""
+
+    lane: str
+    position: int
+    token_id: int
+    logprob: float  # NaN where log-probabilities were not asked for
+
+
+@dataclass(frozen=True)
+class Done:
+    """One lane ended: "eos", "length", or "cancelled"."""
+
+    lane: str
+    stop_reason: str
+
+
+Event = PromptFed | Refreshed | TokenGenerated | Done

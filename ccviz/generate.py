@@ -1,0 +1,441 @@
+"""The inference and refresh loop: several lanes as rows of one batch, told as an iterator of events.
+
+Knows when to refresh and how to step; asks strategies what to keep and `LanguageModel` for hidden states. Knows
+nothing of traces, files or pages. Between the device and the host there is one transfer a decode step: a refresh's
+record waits on the device and travels with the next token.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from ccviz.cache import BoundedCache
+from ccviz.errors import UserError, check_whole_number
+from ccviz.events import Done, Event, PromptFed, Refreshed, TokenGenerated
+from ccviz.network import LanguageModel
+from ccviz.strategies import Entries, Strategy, keep_best
+
+REFRESH_MODES = ("chunked", "prefill_end", "both")
+PROMPT_SLICE = {"cpu": 64}  # tokens of the prompt between two looks at the cancel flag
+PROMPT_SLICE_ACCELERATOR = 1024
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a run is asked to do, whatever the strategy. Checked when made.
+
+    Attributes
+    ----------
+    cache_size
+        J, the entries that survive a refresh.
+    chunk_size
+        h, the tokens between two refreshes.
+    max_new_tokens
+        The most tokens to generate.
+    frozen_size
+        The first positions that are never evicted; they count towards J.
+    refresh_mode
+        "chunked": whenever the tokens seen divide by h; "prefill_end": once, after the prompt; "both".
+    temperature, seed
+        0 is greedy; above, tokens are sampled with the seed.
+    logprobs
+        Also record the log-probability of every token.
+    """
+
+    cache_size: int
+    chunk_size: int
+    max_new_tokens: int = 256
+    frozen_size: int = 0
+    refresh_mode: str = "chunked"
+    temperature: float = 0.0
+    seed: int = 0
+    logprobs: bool = False
+
+    def __post_init__(self) -> None:
+        check_whole_number("cache_size (J)", self.cache_size, 2)
+        check_whole_number("chunk_size (h)", self.chunk_size, 1)
+        check_whole_number("max_new_tokens", self.max_new_tokens, 1)
+        check_whole_number("frozen_size", self.frozen_size, 0)
+        check_whole_number("seed", self.seed, 0)
+        if self.frozen_size >= self.cache_size:
+            raise UserError(
+                f"frozen_size ({self.frozen_size}) must be below cache_size ({self.cache_size}): frozen entries count "
+                "towards the cache size and leave no room for others. Raise cache_size or freeze less."
+            )
+        if self.refresh_mode not in REFRESH_MODES:
+            raise UserError(f"refresh_mode must be one of {', '.join(REFRESH_MODES)}, not {self.refresh_mode!r}.")
+        number = isinstance(self.temperature, (int, float)) and not isinstance(self.temperature, bool)
+        if not (number and 0 <= self.temperature < float("inf")):
+            raise UserError(f"temperature must be a number of at least 0, not {self.temperature!r}.")
+
+    def refresh_due(self, tokens_seen: int, prompt_size: int) -> bool:
+        """Whether the cache is refreshed after this many tokens."""
+        chunked = self.refresh_mode != "prefill_end" and tokens_seen % self.chunk_size == 0
+        return chunked or (self.refresh_mode != "chunked" and tokens_seen == prompt_size)
+
+    def prompt_refreshes(self, prompt_size: int) -> int:
+        """How many refreshes happen before the answer starts."""
+        chunks = 0 if self.refresh_mode == "prefill_end" else prompt_size // self.chunk_size
+        at_end = self.refresh_mode == "prefill_end" or (
+            self.refresh_mode == "both" and prompt_size % self.chunk_size != 0
+        )
+        return chunks + at_end
+
+    def most_entries(self, prompt_size: int) -> int:
+        """The most entries a bounded cache holds at any moment of this run."""
+        seen = prompt_size + self.max_new_tokens - 1
+        if self.refresh_mode == "prefill_end":
+            return max(prompt_size, min(self.cache_size, prompt_size) + self.max_new_tokens - 1)
+        return min(seen, self.cache_size + self.chunk_size)
+
+
+def check_run(model: LanguageModel, prompt_size: int, strategies: Sequence[Strategy], settings: Settings) -> None:
+    """Raise `UserError` if this model cannot run this prompt under these settings."""
+    limit = model.context_length
+    if limit is not None and prompt_size >= limit:
+        raise UserError(
+            f"The prompt has {prompt_size} tokens and {model.name} reads at most {limit}, its answer included: "
+            "shorten the prompt, or choose a model with a longer context."
+        )
+    if limit is not None and prompt_size + settings.max_new_tokens > limit:
+        raise UserError(
+            f"The prompt has {prompt_size} tokens and {model.name} reads at most {limit} with its answer: "
+            f"ask for at most {limit - prompt_size} new tokens, not {settings.max_new_tokens}."
+        )
+    for strategy in strategies:
+        if strategy.evicts:
+            strategy.check_budget(settings.cache_size, settings.frozen_size)
+
+
+def stream(
+    model: LanguageModel,
+    prompt_ids: Sequence[int],
+    lanes: Mapping[str, Strategy],
+    settings: Settings,
+    cancelled: Callable[[], bool] = lambda: False,
+) -> Iterator[Event]:
+    """Run one prompt under one or several strategies and yield what happens.
+
+    Parameters
+    ----------
+    prompt_ids
+        The prompt's tokens, as the model reads them.
+    lanes
+        A strategy for each lane's name. All share the settings; those that evict and those that do not cannot share
+        a batch.
+    cancelled
+        Asked between tokens, slices of the prompt and blocks of a long scoring pass; once it answers true, the lanes
+        end with the stop reason "cancelled".
+
+    Yields
+    ------
+    Event
+        For each lane its refreshes and tokens in order, then one `Done`.
+
+    Raises
+    ------
+    UserError
+        If the model cannot run this prompt under these settings. Raised at the first step.
+    """
+    check_run(model, len(prompt_ids), list(lanes.values()), settings)
+    batch = _Batch(model, lanes, settings, len(prompt_ids), cancelled)
+    try:
+        yield from batch.read_prompt(prompt_ids)
+        yield from batch.decode()
+    except _CancelledError:
+        yield from batch.land([])[1]
+        for lane in batch.lanes:
+            yield Done(lane.name, "cancelled")
+
+
+class _CancelledError(Exception):
+    """Raised inside the loop when the run was cancelled."""
+
+
+@dataclass
+class _Lane:
+    """One strategy's part of the batch."""
+
+    name: str
+    strategy: Strategy
+    previous: Tensor  # (entries scored or carried so far,), NaN where unscored
+    generator: torch.Generator
+    positions: npt.NDArray[np.int32] = field(default_factory=lambda: np.empty(0, np.int32))  # host copy of the row's
+    refreshes: int = 0
+    generated: int = 0
+
+
+@dataclass
+class _Record:
+    """A refresh that has happened on the device and not yet been told to the host."""
+
+    lane: _Lane
+    event: dict[str, Any]
+    scores: Tensor | None
+    slots: Tensor | None
+    scoring: tuple[_Mark, _Mark]
+    evicting: tuple[_Mark, _Mark]
+    sharing: int  # lanes whose eviction was one operation
+
+
+class _Batch:
+    """The lanes of one run and the cache they share.
+
+    Until the first eviction all lanes are the same and share the cache's only row; then they *part*, lane i to row i.
+    """
+
+    def __init__(
+        self,
+        model: LanguageModel,
+        lanes: Mapping[str, Strategy],
+        settings: Settings,
+        prompt_size: int,
+        cancelled: Callable[[], bool],
+    ) -> None:
+        strategies = list(lanes.values())
+        self.evicts = strategies[0].evicts
+        if any(strategy.evicts != self.evicts for strategy in strategies):
+            raise UserError("a strategy that never evicts cannot share a batch with strategies that do.")
+        bounded = self.evicts and settings.refresh_mode != "prefill_end"
+        self.model, self.settings, self.prompt_size = model, settings, prompt_size
+        self.cancelled = cancelled
+        self.cache = BoundedCache(
+            limit=settings.cache_size + settings.chunk_size if bounded else None,
+            record_inputs=any(strategy.needs_layer_inputs for strategy in strategies),
+        )
+        self.lanes = [
+            _Lane(
+                name=name,
+                strategy=strategy,
+                previous=torch.empty(0, device=model.device),
+                generator=torch.Generator(model.device).manual_seed(settings.seed),
+            )
+            for name, strategy in lanes.items()
+        ]
+        self.parted = False
+        self.seen = 0
+        self.hidden = torch.empty(0)  # (rows, hidden size) of the newest token
+        self.pending: list[_Record] = []
+
+    # The two phases
+
+    def read_prompt(self, prompt_ids: Sequence[int]) -> Iterator[Event]:
+        ids = torch.tensor([list(prompt_ids)], dtype=torch.long, device=self.model.device)
+        slice_size = PROMPT_SLICE.get(self.model.device.type, PROMPT_SLICE_ACCELERATOR)
+        while self.seen < self.prompt_size:
+            self.checkpoint()
+            chunk_end = self.seen - self.seen % self.settings.chunk_size + self.settings.chunk_size
+            fed = ids[:, self.seen : min(chunk_end, self.seen + slice_size, self.prompt_size)]
+            before = self.hidden
+            hidden = self.feed(fed.expand(self.rows, -1))
+            logprobs = self.prompt_logprobs(before, hidden, fed) if self.settings.logprobs else None
+            yield PromptFed(self.seen, logprobs)
+            if self.settings.refresh_due(self.seen, self.prompt_size):
+                self.refresh("prefill")
+                yield from self.land([])[1]
+
+    def decode(self) -> Iterator[Event]:
+        while True:
+            self.checkpoint()
+            logits = self.model.logits(self.hidden)
+            tokens, logprobs = self.choose(logits)
+            (chosen, chosen_logprobs), refreshed = self.land([tokens, logprobs])
+            yield from refreshed
+            going = []
+            lanes = list(self.lanes)
+            for at, (lane, token) in enumerate(zip(lanes, chosen.tolist(), strict=True)):
+                lane.generated += 1
+                yield TokenGenerated(lane.name, self.seen, token, float(chosen_logprobs[at]))
+                if token in self.model.eos_ids or lane.generated == self.settings.max_new_tokens:
+                    self.lanes.remove(lane)
+                    yield Done(lane.name, "eos" if token in self.model.eos_ids else "length")
+                else:
+                    going.append(at)
+            if not going:
+                return
+            if len(going) < len(lanes):
+                tokens = tokens[going]
+                if self.parted:
+                    self.cache.select_rows(going)
+            self.feed(tokens[: self.rows, None])
+            if self.settings.refresh_due(self.seen, self.prompt_size):
+                self.refresh("decode")
+
+    # Steps
+
+    def feed(self, ids: Tensor) -> Tensor:
+        """Process ids (rows, q); afterwards the cache holds them and `hidden` is the newest token's."""
+        count = ids.shape[1]
+        positions = torch.arange(self.seen, self.seen + count, device=ids.device).expand(ids.shape[0], -1)
+        hidden = self.model.forward(ids, positions, self.cache)
+        new = np.arange(self.seen, self.seen + count, dtype=np.int32)
+        for lane in self.lanes:
+            lane.positions = np.concatenate([lane.positions, new])
+        self.seen += count
+        self.hidden = hidden[:, -1]
+        return hidden
+
+    def choose(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """The next token of every lane and its log-probability (NaN where not asked for), each (lanes,)."""
+        if logits.shape[0] != len(self.lanes):
+            logits = logits.expand(len(self.lanes), -1)
+        if self.settings.temperature > 0:
+            chances = (logits / self.settings.temperature).softmax(-1)
+            rows = zip(chances, self.lanes, strict=True)
+            tokens = torch.cat([torch.multinomial(row, 1, generator=lane.generator) for row, lane in rows])
+        else:
+            tokens = logits.argmax(-1)
+        if self.settings.logprobs:
+            return tokens, logits.log_softmax(-1).gather(-1, tokens[:, None]).squeeze(-1)
+        return tokens, torch.full(tokens.shape, torch.nan, device=tokens.device)
+
+    def prompt_logprobs(self, before: Tensor, hidden: Tensor, fed: Tensor) -> npt.NDArray[np.float32]:
+        rows = torch.cat([before[:1], hidden[0, :-1]]) if before.numel() else hidden[0, :-1]
+        known = self.model.token_logprobs(rows, fed[0, -rows.shape[0] :]) if rows.shape[0] else rows.new_empty(0)
+        return np.concatenate([[np.nan] * (0 if before.numel() else 1), known.float().cpu().numpy()]).astype(np.float32)
+
+    def refresh(self, phase: str) -> None:
+        """Score every lane's entries and evict all but J; the records wait in `pending`."""
+        n, budget = self.cache.size, self.settings.cache_size
+        evict = self.evicts and n > budget
+        scored = []
+        for row, lane in enumerate(self.lanes):
+            begin = self.mark()
+            lane.previous = _padded(lane.previous, n)
+            scores = slots = None
+            if evict or (self.evicts and lane.strategy.scores_every_refresh):
+                scores = lane.strategy.scores(self.entries(lane, row)).float().to(self.model.device)
+                slots = keep_best(scores, self.frozen, self.tail(lane), budget) if evict else None
+                lane.previous = scores if slots is None else scores[slots]
+            scored.append((lane, scores, slots, (begin, self.mark())))
+        begin = self.mark()
+        if evict:
+            self.part()
+            self.cache.keep(torch.stack([slots for _, _, slots, _ in scored if slots is not None]))
+        evicting = (begin, self.mark())
+        for lane, scores, slots, scoring in scored:
+            event = {
+                "lane": lane.name,
+                "refresh": lane.refreshes,
+                "tokens_seen": self.seen,
+                "phase": phase,
+                "size_before": n,
+                "size_after": self.cache.size,
+                "cache_bytes": self.cache.bytes // self.rows,
+            }
+            lane.refreshes += 1
+            self.pending.append(_Record(lane, event, scores, slots, scoring, evicting, len(scored)))
+
+    def part(self) -> None:
+        """Give every lane a row of its own."""
+        if not self.parted and len(self.lanes) > 1:
+            self.cache.select_rows([0] * len(self.lanes))
+            self.hidden = self.hidden.expand(len(self.lanes), -1)
+        self.parted = True
+
+    @property
+    def rows(self) -> int:
+        return len(self.lanes) if self.parted else 1
+
+    def entries(self, lane: _Lane, row: int) -> Entries:
+        return Entries(
+            cache=self.cache.row(row if self.parted else 0),
+            model=self.model,
+            frozen=self.frozen,
+            cache_size=self.settings.cache_size,
+            frozen_size=self.settings.frozen_size,
+            previous=lane.previous,
+            checkpoint=self.checkpoint,
+        )
+
+    @property
+    def frozen(self) -> int:
+        """How many cached entries are frozen: they are the first ones, and none of them is ever evicted."""
+        return min(self.settings.frozen_size, self.cache.size)
+
+    def tail(self, lane: _Lane) -> int:
+        """How many of the newest entries this lane keeps without ranking."""
+        return max(self.recent(lane), lane.strategy.protects_last)
+
+    def recent(self, lane: _Lane) -> int:
+        return lane.strategy.protects_recent(self.settings.cache_size, self.settings.frozen_size)
+
+    def checkpoint(self) -> None:
+        if self.cancelled():
+            raise _CancelledError
+
+    # From device to host
+
+    def land(self, first: list[Tensor]) -> tuple[list[npt.NDArray[Any]], list[Refreshed]]:
+        """Bring ``first`` and all pending records to the host in one transfer."""
+        records, self.pending = self.pending, []
+        waiting = [tensor for record in records for tensor in (record.slots, record.scores) if tensor is not None]
+        arrays = iter(_fetch([*first, *waiting]))
+        fetched = [next(arrays) for _ in first]
+        told = []
+        for record in records:
+            slots = None if record.slots is None else next(arrays)
+            scores = None if record.scores is None else next(arrays)
+            told.append(self.told(record, slots, scores))
+        return fetched, told
+
+    def told(self, record: _Record, slots: npt.NDArray[Any] | None, scores: npt.NDArray[Any] | None) -> Refreshed:
+        lane, n = record.lane, record.event["size_before"]
+        kept = np.ones(n, bool)
+        if slots is not None:
+            kept[:] = False
+            kept[slots] = True
+        before, lane.positions = lane.positions, lane.positions[kept]
+        protected = np.full(n, "", dtype="<U6")
+        if self.evicts:
+            protected[max(n - self.recent(lane), 0) :] = "recent"
+            protected[max(n - lane.strategy.protects_last, 0) :] = "last"
+            protected[: min(self.settings.frozen_size, n)] = "frozen"
+        (begin, scored), (evicting, evicted) = record.scoring, record.evicting
+        seconds = begin.until(scored) + evicting.until(evicted) / record.sharing
+        return Refreshed(
+            positions=before, scores=scores, kept=kept, protected=protected, seconds=seconds, **record.event
+        )
+
+    def mark(self) -> _Mark:
+        return _Mark(self.model.device)
+
+
+class _Mark:
+    """A moment on the device's own clock: read without waiting for it, subtracted after the next transfer."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.event: torch.cuda.Event | None = None
+        if device.type == "cuda":
+            self.event = torch.cuda.Event(enable_timing=True)
+            self.event.record()
+        self.time = time.perf_counter()
+
+    def until(self, later: _Mark) -> float:
+        """Seconds between two marks."""
+        if self.event is not None and later.event is not None:
+            return float(self.event.elapsed_time(later.event)) / 1000
+        return later.time - self.time
+
+
+def _padded(previous: Tensor, n: int) -> Tensor:
+    fresh = torch.full((n - previous.shape[0],), torch.nan, device=previous.device)
+    return torch.cat([previous, fresh])
+
+
+def _fetch(tensors: list[Tensor]) -> list[npt.NDArray[Any]]:
+    """Several small 1-D tensors to the host in one transfer: integers as int32, floats as float32."""
+    if not tensors:
+        return []
+    as_words = [t.float().view(torch.int32) if t.is_floating_point() else t.int() for t in tensors]
+    words = torch.cat(as_words).cpu().numpy()
+    parts = np.split(words, np.cumsum([t.shape[0] for t in tensors])[:-1])
+    return [p.view(np.float32) if t.is_floating_point() else p for p, t in zip(parts, tensors, strict=True)]

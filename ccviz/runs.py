@@ -1,0 +1,174 @@
+"""One call from a prompt to a trace: what the Python API, the command line and the app all start runs with.
+
+Knows how a run's configuration is written down; the loop itself is in `generate`.
+"""
+
+from __future__ import annotations
+
+import platform
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+import torch
+import transformers
+
+from ccviz.events import Event
+from ccviz.generate import Settings, stream
+from ccviz.network import LanguageModel
+from ccviz.strategies import make_strategy
+from ccviz.tokens import encode_prompt
+from ccviz.trace import Recorder, Trace
+from ccviz.version import __version__
+
+
+@dataclass(frozen=True)
+class Request:
+    """One prompt under one strategy, not yet tied to a model. Checked when made.
+
+    Attributes
+    ----------
+    prompt
+        Text, or token ids that are taken as they are.
+    settings
+        Budgets and length.
+    strategy, options
+        A registered strategy's name, and its options.
+    chat, system
+        Whether to use the tokenizer's chat template, and its system message (None: the template's own).
+    label
+        A name for the prompt, kept in the trace.
+    """
+
+    prompt: str | Sequence[int]
+    settings: Settings
+    strategy: str = "counter_causal"
+    options: Mapping[str, Any] = field(default_factory=dict)
+    chat: bool = True
+    system: str | None = None
+    label: str = ""
+
+    def __post_init__(self) -> None:
+        make_strategy(self.strategy, self.options)
+
+
+class Run:
+    """A request on a model: iterate it to make it happen, ask `recorder` for what has happened so far.
+
+    Raises
+    ------
+    UserError
+        When made, if the prompt cannot be encoded; at the first step, if the model cannot run it.
+    """
+
+    def __init__(self, model: LanguageModel, request: Request) -> None:
+        self.model, self.request = model, request
+        encoded = encode_prompt(model.tokenizer, request.prompt, request.chat, request.system)
+        self.prompt_ids = encoded.token_ids
+        self.recorder = Recorder(_config(model, request), self.prompt_ids, model.tokenizer)
+
+    def events(self, cancelled: Callable[[], bool] = lambda: False) -> Iterator[Event]:
+        """The engine's events, each recorded before it is handed on."""
+        request, began = self.request, time.perf_counter()
+        strategy = make_strategy(request.strategy, request.options)
+        for event in stream(self.model, self.prompt_ids, {request.strategy: strategy}, request.settings, cancelled):
+            self.recorder.config["seconds"] = round(time.perf_counter() - began, 6)
+            self.recorder.add(event)
+            yield event
+
+
+def _config(model: LanguageModel, request: Request) -> dict[str, Any]:
+    strategy = make_strategy(request.strategy, request.options)
+    return {
+        "strategy": request.strategy,
+        "options": asdict(strategy),
+        **asdict(request.settings),
+        "chat": request.chat,
+        "system": request.system,
+        "label": request.label,
+        "model": model.name,
+        "dtype": str(model.dtype).removeprefix("torch."),
+        "device": str(model.device),
+        "entry_bytes": model.entry_bytes,
+        "versions": {
+            "ccviz": __version__,
+            "torch": torch.__version__,
+            "transformers": transformers.__version__,
+            "python": platform.python_version(),
+        },
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+        "seconds": 0.0,
+        "stop_reason": "",
+    }
+
+
+def generate(
+    model: LanguageModel,
+    prompt: str | Sequence[int],
+    strategy: str = "counter_causal",
+    cache_size: int = 128,
+    chunk_size: int = 32,
+    max_new_tokens: int = 256,
+    frozen_size: int = 0,
+    refresh_mode: str = "chunked",
+    options: Mapping[str, Any] | None = None,
+    chat: bool = True,
+    temperature: float = 0.0,
+    seed: int = 0,
+    logprobs: bool = False,
+    system: str | None = None,
+) -> Trace:
+    """Run a prompt under a bounded cache and return what was remembered and what was lost.
+
+    Parameters
+    ----------
+    model
+        From `load_model`.
+    prompt
+        Text, or a list of token ids that are taken as they are.
+    strategy
+        A registered strategy's name; see `strategy_names`.
+    cache_size
+        J, the entries that survive a refresh; at least 2.
+    chunk_size
+        h, the tokens between two refreshes; at least 1.
+    max_new_tokens
+        The most tokens to generate.
+    frozen_size
+        The first positions that are never evicted; they count towards J and must be fewer.
+    refresh_mode
+        ``"chunked"``, ``"prefill_end"`` or ``"both"``; see `Settings`.
+    options
+        The strategy's own options.
+    chat, system
+        Whether to use the tokenizer's chat template, and its system message (None: the template's own).
+    temperature, seed
+        0 is greedy; above, tokens are sampled with the seed.
+    logprobs
+        Also record the log-probability of every token.
+
+    Returns
+    -------
+    Trace
+
+    Raises
+    ------
+    UserError
+        A ``ValueError`` with what was given and what is allowed.
+    """
+    settings = Settings(
+        cache_size=cache_size,
+        chunk_size=chunk_size,
+        max_new_tokens=max_new_tokens,
+        frozen_size=frozen_size,
+        refresh_mode=refresh_mode,
+        temperature=temperature,
+        seed=seed,
+        logprobs=logprobs,
+    )
+    run = Run(model, Request(prompt, settings, strategy, dict(options or {}), chat, system))
+    for _event in run.events():
+        pass
+    return run.recorder.trace()

@@ -1,0 +1,325 @@
+"""The record of a run: three tables and a configuration, kept in memory and in ``.ccviz`` files.
+
+Knows events, pandas and the file format (docs/trace-format.md); knows nothing of models or pages.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import tempfile
+import threading
+import zipfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import pandas as pd
+
+from ccviz.errors import UserError
+from ccviz.events import Done, Event, PromptFed, Refreshed, TokenGenerated
+from ccviz.tokens import TokenTexts
+
+SCHEMA_VERSION: Final = 1
+SUFFIX: Final = ".ccviz"
+MOST_BYTES: Final = 1 << 30  # unpacked; a run of 100,000 tokens and 1,000 refreshes stays far below
+MOST_RATIO: Final = 200  # unpacked to packed; Parquet is compressed already, so honest files stay near 1
+
+# The columns every trace has and their types; more columns may follow, and are kept.
+COLUMNS: Final[dict[str, dict[str, str]]] = {
+    "tokens": {"position": "int32", "token_id": "int32", "text": "str", "generated": "bool", "logprob": "float32"},
+    "refreshes": {
+        "refresh": "int32",
+        "tokens_seen": "int32",
+        "phase": "str",
+        "size_before": "int32",
+        "size_after": "int32",
+        "seconds": "float64",
+        "cache_bytes": "int64",
+    },
+    "entries": {
+        "refresh": "int32",
+        "position": "int32",
+        "slot": "int32",
+        "score": "float32",
+        "kept": "bool",
+        "protected": "str",
+    },
+}
+
+
+@dataclass(eq=False)
+class Trace:
+    """What a run leaves behind.
+
+    Attributes
+    ----------
+    config
+        What was asked and on what: strategy, options, cache_size, chunk_size, ..., model, dtype, device, versions,
+        started, seconds, stop_reason. Only JSON types.
+    tokens
+        One row a position: position, token_id, text, generated, logprob.
+    refreshes
+        One row a refresh: refresh, tokens_seen, phase, size_before, size_after, seconds, cache_bytes.
+    entries
+        One row an entry a refresh, evicted ones included: refresh, position, slot, score, kept, protected. Empty for
+        the full cache, whose entries are all positions seen; `all_entries` fills them in.
+    """
+
+    config: dict[str, Any]
+    tokens: pd.DataFrame
+    refreshes: pd.DataFrame
+    entries: pd.DataFrame
+
+    @property
+    def text(self) -> str:
+        """The generated text, without the token that ended it."""
+        texts = self.tokens.loc[self.tokens["generated"], "text"].tolist()
+        return "".join(texts[:-1] if self.stop_reason == "eos" else texts)
+
+    @property
+    def prompt_text(self) -> str:
+        """The prompt as the model read it, template included."""
+        return "".join(self.tokens.loc[~self.tokens["generated"], "text"])
+
+    @property
+    def stop_reason(self) -> str:
+        """Why the run ended: "eos", "length", "cancelled" or "stop"; "" while it goes on."""
+        return str(self.config.get("stop_reason", ""))
+
+    @property
+    def strategy(self) -> str:
+        return str(self.config.get("strategy", "unknown"))
+
+    def all_entries(self) -> pd.DataFrame:
+        """`entries`, with those that a full cache does not record: every position seen, kept, unscored."""
+        if len(self.entries) or not len(self.refreshes):
+            return self.entries
+        sizes = self.refreshes["size_after"].to_numpy()
+        slots = np.concatenate([np.arange(size, dtype=np.int32) for size in sizes])
+        columns = {
+            "refresh": np.repeat(self.refreshes["refresh"].to_numpy(), sizes),
+            "position": slots,
+            "slot": slots,
+            "score": np.full(len(slots), np.nan, np.float32),
+            "kept": np.ones(len(slots), bool),
+            "protected": [""] * len(slots),
+        }
+        return _typed("entries", pd.DataFrame(columns))
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Trace):
+            return NotImplemented
+        return self.config == other.config and all(getattr(self, name).equals(getattr(other, name)) for name in COLUMNS)
+
+    def save(self, path: str | Path) -> Path:
+        """Write a ``.ccviz`` file, whole or not at all, and return its path.
+
+        Raises
+        ------
+        UserError
+            If the folder cannot be written to or the disk is full.
+        """
+        target = Path(path)
+        if target.suffix != SUFFIX:
+            raise UserError(f"a trace is saved as {SUFFIX}, not as {target.name!r}: rename the output.")
+        write_whole(target, self.to_bytes())
+        return target
+
+    def to_bytes(self) -> bytes:
+        """The bytes of a ``.ccviz`` file."""
+        buffer = io.BytesIO()
+        with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:
+            header = {"schema_version": SCHEMA_VERSION, "config": self.config}
+            archive.writestr("trace.json", json.dumps(header, indent=1))
+            for name in COLUMNS:
+                archive.writestr(f"{name}.parquet", getattr(self, name).to_parquet(index=False, compression="zstd"))
+        return buffer.getvalue()
+
+    @classmethod
+    def open(cls, source: str | Path | bytes) -> Trace:
+        """Read a ``.ccviz`` file, given by path or as its bytes.
+
+        Raises
+        ------
+        UserError
+            If it is missing, not such a file, of another version, incomplete, or suspiciously large; the message
+            says which.
+        """
+        name = "the file" if isinstance(source, bytes) else str(source)
+        try:
+            with zipfile.ZipFile(io.BytesIO(source) if isinstance(source, bytes) else source) as archive:
+                return _read(archive, name)
+        except FileNotFoundError:
+            raise UserError(f"{name} does not exist.") from None
+        except IsADirectoryError:
+            raise UserError(f"{name} is a folder, not a {SUFFIX} file.") from None
+        except PermissionError:
+            raise UserError(f"{name} may not be read.") from None
+        except zipfile.BadZipFile:
+            raise UserError(f"{name} is not a {SUFFIX} file, or only part of one: save or download it again.") from None
+
+
+def _read(archive: zipfile.ZipFile, name: str) -> Trace:
+    members = {info.filename: info for info in archive.infolist()}
+    wanted = ["trace.json", *(f"{table}.parquet" for table in COLUMNS)]
+    missing = [member for member in wanted if member not in members]
+    if missing:
+        raise UserError(f"{name} is not a {SUFFIX} file: it has no {missing[0]}.")
+    unpacked = sum(members[member].file_size for member in wanted)
+    packed = sum(members[member].compress_size for member in wanted)
+    if unpacked > MOST_BYTES or unpacked > MOST_RATIO * max(packed, 1024):
+        raise UserError(f"{name} would unpack to {unpacked / 1e6:,.0f} MB, more than a trace may, and was not opened.")
+    try:
+        header = json.loads(archive.read("trace.json"))
+        version, config = header["schema_version"], header["config"]
+    except (ValueError, KeyError, TypeError):
+        raise UserError(f"{name} has a trace.json that does not follow the format.") from None
+    if version != SCHEMA_VERSION:
+        raise UserError(f"{name} has format version {version!r} and this ccviz reads {SCHEMA_VERSION}: update ccviz.")
+    if not isinstance(config, dict):
+        raise UserError(f"{name} has a trace.json that does not follow the format.")
+    tables = {table: _read_table(archive, table, name) for table in COLUMNS}
+    return Trace(config, **tables)
+
+
+def _read_table(archive: zipfile.ZipFile, table: str, name: str) -> pd.DataFrame:
+    try:
+        frame = pd.read_parquet(io.BytesIO(archive.read(f"{table}.parquet")))
+    except zipfile.BadZipFile:
+        raise
+    except Exception as error:  # pyarrow and zlib raise many kinds for damaged bytes, all of them the file's fault
+        raise UserError(f"{name} is damaged: its table {table} cannot be read ({type(error).__name__}).") from None
+    missing = [column for column in COLUMNS[table] if column not in frame.columns]
+    if missing:
+        raise UserError(f"{name} is incomplete: its table {table} has no column {missing[0]}.")
+    try:
+        return _typed(table, frame)
+    except (TypeError, ValueError):
+        raise UserError(f"{name} does not follow the format: its table {table} has a column of a wrong type.") from None
+
+
+def _typed(table: str, frame: pd.DataFrame) -> pd.DataFrame:
+    return frame.astype(COLUMNS[table]).reset_index(drop=True)
+
+
+def write_whole(target: Path, data: bytes) -> None:
+    """Write a file so that it is there in full or not at all: a neighbour first, then one rename.
+
+    Raises
+    ------
+    UserError
+        If the folder is missing, may not be written to, or has no room.
+    """
+    try:
+        handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            os.chmod(name, 0o644)
+            os.replace(name, target)
+        except BaseException:
+            os.unlink(name)
+            raise
+    except OSError as error:
+        raise UserError(f"{target} cannot be written: {error.strerror or error}.") from None
+
+
+class Recorder:
+    """Gathers one lane's events; `trace` can be asked for at any moment, while the run goes on too.
+
+    Parameters
+    ----------
+    config
+        What was asked and on what; see `Trace.config`.
+    prompt_ids
+        The prompt's tokens.
+    tokenizer
+        Finds each token's text.
+    """
+
+    def __init__(self, config: dict[str, Any], prompt_ids: Sequence[int], tokenizer: Any) -> None:
+        self.config = dict(config)
+        self.records_entries = config.get("strategy") != "full"
+        self.prompt_size = len(prompt_ids)
+        self._ids = list(prompt_ids)
+        self._logprobs = [np.nan] * len(prompt_ids)
+        self._texts = TokenTexts(tokenizer)
+        self._texts.push(prompt_ids)
+        self.tokens_seen = 0
+        self.refreshed: list[Refreshed] = []
+        self._lock = threading.Lock()  # a page reads while a worker records
+
+    def add(self, event: Event) -> None:
+        """Take in one event."""
+        with self._lock:
+            self._add(event)
+
+    def _add(self, event: Event) -> None:
+        if isinstance(event, PromptFed):
+            if event.logprobs is not None:
+                self._logprobs[self.tokens_seen : event.tokens_seen] = event.logprobs.tolist()
+            self.tokens_seen = event.tokens_seen
+        elif isinstance(event, Refreshed):
+            self.refreshed.append(event)
+        elif isinstance(event, TokenGenerated):
+            self._ids.append(event.token_id)
+            self._logprobs.append(event.logprob)
+            self._texts.push([event.token_id])
+            self.tokens_seen = event.position  # the new token itself is not processed yet
+        elif isinstance(event, Done):
+            self.config["stop_reason"] = event.stop_reason
+
+    @property
+    def generated(self) -> int:
+        """Tokens generated so far."""
+        return len(self._ids) - self.prompt_size
+
+    @property
+    def text(self) -> str:
+        """The text generated so far."""
+        with self._lock:
+            return "".join(self._texts.texts[self.prompt_size :])
+
+    def trace(self) -> Trace:
+        """A trace of what has happened so far; later events do not change it."""
+        with self._lock:
+            refreshed, config = list(self.refreshed), dict(self.config)
+            columns_of_tokens = {
+                "position": np.arange(len(self._ids)),
+                "token_id": list(self._ids),
+                "text": self._texts.texts,
+                "generated": np.arange(len(self._ids)) >= self.prompt_size,
+                "logprob": list(self._logprobs),
+            }
+        columns = COLUMNS["refreshes"]
+        rows = [[getattr(event, name) for name in columns] for event in refreshed]
+        refreshes = pd.DataFrame(rows, columns=list(columns))
+        entries = pd.DataFrame(_entry_columns(refreshed if self.records_entries else []))
+        return Trace(
+            json.loads(json.dumps(config)),
+            _typed("tokens", pd.DataFrame(columns_of_tokens)),
+            _typed("refreshes", refreshes),
+            _typed("entries", entries),
+        )
+
+
+def _entry_columns(refreshed: list[Refreshed]) -> dict[str, Any]:
+    def joined(arrays: list[Any]) -> Any:
+        return np.concatenate(arrays) if arrays else np.empty(0)
+
+    sizes = [event.size_before for event in refreshed]
+    scores = [np.full(event.size_before, np.nan) if event.scores is None else event.scores for event in refreshed]
+    return {
+        "refresh": np.repeat([event.refresh for event in refreshed], sizes) if refreshed else np.empty(0),
+        "position": joined([event.positions for event in refreshed]),
+        "slot": joined([np.arange(size) for size in sizes]),
+        "score": joined(scores),
+        "kept": joined([event.kept for event in refreshed]),
+        "protected": joined([event.protected for event in refreshed]),
+    }
