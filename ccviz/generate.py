@@ -7,7 +7,6 @@ record waits on the device and travels with the next token.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,101 +17,15 @@ import torch
 from torch import Tensor
 
 from ccviz.cache import BoundedCache
-from ccviz.errors import UserError, check_whole_number
+from ccviz.errors import UserError
 from ccviz.events import Done, Event, PromptFed, Refreshed, TokenGenerated
 from ccviz.network import LanguageModel
+from ccviz.settings import Settings, check_run
 from ccviz.strategies import Entries, Strategy, keep_best
+from ccviz.transfer import Mark, fetch
 
-REFRESH_MODES = ("chunked", "prefill_end", "both")
 PROMPT_SLICE = {"cpu": 64}  # tokens of the prompt between two looks at the cancel flag
 PROMPT_SLICE_ACCELERATOR = 1024
-
-
-@dataclass(frozen=True)
-class Settings:
-    """What a run is asked to do, whatever the strategy. Checked when made.
-
-    Attributes
-    ----------
-    cache_size
-        J, the entries that survive a refresh.
-    chunk_size
-        h, the tokens between two refreshes.
-    max_new_tokens
-        The most tokens to generate.
-    frozen_size
-        The first positions that are never evicted; they count towards J.
-    refresh_mode
-        "chunked": whenever the tokens seen divide by h; "prefill_end": once, after the prompt; "both".
-    temperature, seed
-        0 is greedy; above, tokens are sampled with the seed.
-    logprobs
-        Also record the log-probability of every token.
-    """
-
-    cache_size: int
-    chunk_size: int
-    max_new_tokens: int = 256
-    frozen_size: int = 0
-    refresh_mode: str = "chunked"
-    temperature: float = 0.0
-    seed: int = 0
-    logprobs: bool = False
-
-    def __post_init__(self) -> None:
-        check_whole_number("cache_size (J)", self.cache_size, 2)
-        check_whole_number("chunk_size (h)", self.chunk_size, 1)
-        check_whole_number("max_new_tokens", self.max_new_tokens, 1)
-        check_whole_number("frozen_size", self.frozen_size, 0)
-        check_whole_number("seed", self.seed, 0)
-        if self.frozen_size >= self.cache_size:
-            raise UserError(
-                f"frozen_size ({self.frozen_size}) must be below cache_size ({self.cache_size}): frozen entries count "
-                "towards the cache size and leave no room for others. Raise cache_size or freeze less."
-            )
-        if self.refresh_mode not in REFRESH_MODES:
-            raise UserError(f"refresh_mode must be one of {', '.join(REFRESH_MODES)}, not {self.refresh_mode!r}.")
-        number = isinstance(self.temperature, (int, float)) and not isinstance(self.temperature, bool)
-        if not (number and 0 <= self.temperature < float("inf")):
-            raise UserError(f"temperature must be a number of at least 0, not {self.temperature!r}.")
-
-    def refresh_due(self, tokens_seen: int, prompt_size: int) -> bool:
-        """Whether the cache is refreshed after this many tokens."""
-        chunked = self.refresh_mode != "prefill_end" and tokens_seen % self.chunk_size == 0
-        return chunked or (self.refresh_mode != "chunked" and tokens_seen == prompt_size)
-
-    def prompt_refreshes(self, prompt_size: int) -> int:
-        """How many refreshes happen before the answer starts."""
-        chunks = 0 if self.refresh_mode == "prefill_end" else prompt_size // self.chunk_size
-        at_end = self.refresh_mode == "prefill_end" or (
-            self.refresh_mode == "both" and prompt_size % self.chunk_size != 0
-        )
-        return chunks + at_end
-
-    def most_entries(self, prompt_size: int) -> int:
-        """The most entries a bounded cache holds at any moment of this run."""
-        seen = prompt_size + self.max_new_tokens - 1
-        if self.refresh_mode == "prefill_end":
-            return max(prompt_size, min(self.cache_size, prompt_size) + self.max_new_tokens - 1)
-        return min(seen, self.cache_size + self.chunk_size)
-
-
-def check_run(model: LanguageModel, prompt_size: int, strategies: Sequence[Strategy], settings: Settings) -> None:
-    """Raise `UserError` if this model cannot run this prompt under these settings."""
-    limit = model.context_length
-    if limit is not None and prompt_size >= limit:
-        raise UserError(
-            f"The prompt has {prompt_size} tokens and {model.name} reads at most {limit}, its answer included: "
-            "shorten the prompt, or choose a model with a longer context."
-        )
-    if limit is not None and prompt_size + settings.max_new_tokens > limit:
-        raise UserError(
-            f"The prompt has {prompt_size} tokens and {model.name} reads at most {limit} with its answer: "
-            f"ask for at most {limit - prompt_size} new tokens, not {settings.max_new_tokens}."
-        )
-    for strategy in strategies:
-        if strategy.evicts:
-            strategy.check_budget(settings.cache_size, settings.frozen_size)
 
 
 def stream(
@@ -181,8 +94,8 @@ class _Record:
     event: dict[str, Any]
     scores: Tensor | None
     slots: Tensor | None
-    scoring: tuple[_Mark, _Mark]
-    evicting: tuple[_Mark, _Mark]
+    scoring: tuple[Mark, Mark]
+    evicting: tuple[Mark, Mark]
     sharing: int  # lanes whose eviction was one operation
 
 
@@ -378,7 +291,7 @@ class _Batch:
         """Bring ``first`` and all pending records to the host in one transfer."""
         records, self.pending = self.pending, []
         waiting = [tensor for record in records for tensor in (record.slots, record.scores) if tensor is not None]
-        arrays = iter(_fetch([*first, *waiting]))
+        arrays = iter(fetch([*first, *waiting]))
         fetched = [next(arrays) for _ in first]
         told = []
         for record in records:
@@ -405,37 +318,10 @@ class _Batch:
             positions=before, scores=scores, kept=kept, protected=protected, seconds=seconds, **record.event
         )
 
-    def mark(self) -> _Mark:
-        return _Mark(self.model.device)
-
-
-class _Mark:
-    """A moment on the device's own clock: read without waiting for it, subtracted after the next transfer."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.event: torch.cuda.Event | None = None
-        if device.type == "cuda":
-            self.event = torch.cuda.Event(enable_timing=True)
-            self.event.record()
-        self.time = time.perf_counter()
-
-    def until(self, later: _Mark) -> float:
-        """Seconds between two marks."""
-        if self.event is not None and later.event is not None:
-            return float(self.event.elapsed_time(later.event)) / 1000
-        return later.time - self.time
+    def mark(self) -> Mark:
+        return Mark(self.model.device)
 
 
 def _padded(previous: Tensor, n: int) -> Tensor:
     fresh = torch.full((n - previous.shape[0],), torch.nan, device=previous.device)
     return torch.cat([previous, fresh])
-
-
-def _fetch(tensors: list[Tensor]) -> list[npt.NDArray[Any]]:
-    """Several small 1-D tensors to the host in one transfer: integers as int32, floats as float32."""
-    if not tensors:
-        return []
-    as_words = [t.float().view(torch.int32) if t.is_floating_point() else t.int() for t in tensors]
-    words = torch.cat(as_words).cpu().numpy()
-    parts = np.split(words, np.cumsum([t.shape[0] for t in tensors])[:-1])
-    return [p.view(np.float32) if t.is_floating_point() else p for p, t in zip(parts, tensors, strict=True)]

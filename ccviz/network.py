@@ -270,9 +270,10 @@ def layer_kinds(config: Any) -> tuple[str, ...]:
     """What each decoder layer may attend to, from a model's text configuration."""
     stated = getattr(config, "layer_types", None)
     if stated is not None:
-        return tuple(stated)
+        return tuple(str(kind) for kind in stated)
     kind = SLIDING if getattr(config, "sliding_window", None) else FULL
-    return (kind,) * config.num_hidden_layers
+    count: int = config.num_hidden_layers
+    return (kind,) * count
 
 
 def causal_mask(positions: Tensor, queries: int, config: Any) -> KindMask:
@@ -319,8 +320,9 @@ def fold_rows(mask: KindMask, groups: int) -> KindMask:
 
 def _within(kind: str, later: Tensor, earlier: Tensor, config: Any) -> Tensor:
     if kind == SLIDING:
-        return later - earlier < config.sliding_window
-    return later // config.attention_chunk_size == earlier // config.attention_chunk_size
+        return torch.lt(later - earlier, config.sliding_window)
+    chunk: int = config.attention_chunk_size
+    return torch.eq(later // chunk, earlier // chunk)
 
 
 def _grouped_attention(

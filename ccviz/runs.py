@@ -16,8 +16,9 @@ import torch
 import transformers
 
 from ccviz.events import Event
-from ccviz.generate import Settings, stream
+from ccviz.generate import stream
 from ccviz.network import LanguageModel
+from ccviz.settings import Settings
 from ccviz.strategies import make_strategy
 from ccviz.tokens import encode_prompt
 from ccviz.trace import Recorder, Trace

@@ -339,7 +339,7 @@ def heavy_hitter_scores(net: Net, entries: list[Entry], frozen_size: int, recent
             attention = softmax(k[len(free) - recent :] @ k.T / math.sqrt(net.head_dim))  # (recent, N)
             for i, weight in enumerate(attention.sum(0).tolist()):
                 received[i] += weight
-    for entry, weight in zip(free, received, strict=False):
+    for entry, weight in zip(free, received, strict=True):
         entry.total += weight / (net.layers * net.kv_heads)
     return [NAN if e.position < frozen_size else e.total for e in entries]
 
@@ -356,7 +356,7 @@ def counter_scores(net: Net, entries: list[Entry], options: dict, fast: bool) ->
         for layer in range(net.layers):
             x = counter_layer(net, entries, layer, x, min_gap, ffn=True)
     scores = []
-    for row, token in zip(net.head(x), tokens, strict=False):
+    for row, token in zip(net.head(x), tokens, strict=True):
         if options.get("score", "logit") == "logit":
             scores.append(-row[token].item())
         else:
@@ -384,7 +384,7 @@ def survivors(entries: list[Entry], scores: list[float], protected: set[int], si
         raise ValueError(f"{len(protected)} protected entries do not fit in a cache of {size}")
     ranked = []
     for entry, score in zip(
-        entries, torch.tensor(scores, dtype=torch.float32).tolist(), strict=False
+        entries, torch.tensor(scores, dtype=torch.float32).tolist(), strict=True
     ):  # DESIGN: ranked in float32
         if entry.position not in protected:
             number = not math.isnan(score)

@@ -15,8 +15,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ccviz.errors import UserError
 from ccviz.events import Done, PromptFed, Refreshed, TokenGenerated
-from ccviz.generate import Settings, stream
+from ccviz.generate import stream
 from ccviz.network import LanguageModel
+from ccviz.settings import Settings
 from ccviz.strategies import make_strategy, strategy_names
 
 FAMILIES = ("llama", "qwen2", "qwen3", "mistral", "gemma2", "gemma3", "gpt2", "gpt_neox")
@@ -273,12 +274,12 @@ def test_nothing_but_the_one_transfer_asks_the_device(
     engine = importlib.import_module("ccviz.generate")  # the package's attribute of that name is the function
     fetched = 0
 
-    def counting(tensors: Any, fetch: Any = engine._fetch) -> Any:
+    def counting(tensors: Any, fetch: Any = engine.fetch) -> Any:
         nonlocal fetched
         fetched += 1
         return fetch(tensors)
 
-    monkeypatch.setattr(engine, "_fetch", counting)
+    monkeypatch.setattr(engine, "fetch", counting)
     events = stream(tiny_llama, prompt_of(40), {"lane": make_strategy(strategy)}, Settings(16, 4, 30))
     while not isinstance(next(events), TokenGenerated):
         pass

@@ -16,8 +16,9 @@ from torch import Tensor
 from ccviz.cache import BoundedCache
 from ccviz.errors import UserError
 from ccviz.events import Refreshed
-from ccviz.generate import Settings, stream
+from ccviz.generate import stream
 from ccviz.network import LanguageModel
+from ccviz.settings import Settings
 from ccviz.strategies import Entries, Strategy, counter_causal, keep_best, make_strategy, register, strategy_names
 
 PARTS = st.tuples(st.integers(0, 5), st.integers(0, 5), st.integers(0, 20), st.integers(0, 20))

@@ -52,5 +52,5 @@ def _mean_attention(keys: Tensor) -> Tensor:
     """Mean over queries of causal softmax attention of keys (KV heads, m, d) on themselves: (KV heads, m, 1)."""
     m, size = keys.shape[1:]
     future = torch.ones(m, m, dtype=torch.bool, device=keys.device).triu(1)
-    weights = (keys @ keys.mT / size**0.5).masked_fill_(future, -torch.inf).softmax(-1)
+    weights: Tensor = (keys @ keys.mT / size**0.5).masked_fill_(future, -torch.inf).softmax(-1)
     return weights.mean(1)[..., None]
