@@ -6,7 +6,7 @@ expect, and the command line and the app show its text, alone, on one line.
 
 from __future__ import annotations
 
-import torch
+import sys
 
 
 class UserError(ValueError):
@@ -34,8 +34,10 @@ def sentence_for(error: BaseException) -> str | None:
     """
     if isinstance(error, UserError):
         return " ".join(str(error).split())
+    torch = sys.modules.get("torch")  # not imported here: pages that need no model stay light
+    out_of_memory = (MemoryError,) if torch is None else (MemoryError, torch.OutOfMemoryError)
     cpu_allocator = isinstance(error, RuntimeError) and "not enough memory" in str(error)
-    if isinstance(error, (MemoryError, torch.OutOfMemoryError)) or cpu_allocator:
+    if isinstance(error, out_of_memory) or cpu_allocator:
         return (
             "The machine ran out of memory: choose a smaller cache size or chunk size, a shorter prompt, "
             "a smaller model, or dtype bfloat16."

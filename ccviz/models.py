@@ -5,9 +5,10 @@ Knows how to find and load; what a loaded model can do is in `network`.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import torch
 from accelerate import init_empty_weights
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers.utils import logging as hf_logging
 
 from ccviz import embedded
 from ccviz.errors import UserError
@@ -195,9 +197,22 @@ def _why_unreadable(name: str, error: Exception) -> str:
 
 
 def _load_weights(name: str, place: str, config: Any, device: torch.device, dtype: torch.dtype) -> Any:
-    if device.type == "cuda" and not _fits(config, device, dtype):
-        return _reading(name, lambda: AutoModelForCausalLM.from_pretrained(place, dtype=dtype, device_map="auto"))
-    return _reading(name, lambda: AutoModelForCausalLM.from_pretrained(place, dtype=dtype)).to(device)
+    with _quiet():
+        if device.type == "cuda" and not _fits(config, device, dtype):
+            return _reading(name, lambda: AutoModelForCausalLM.from_pretrained(place, dtype=dtype, device_map="auto"))
+        return _reading(name, lambda: AutoModelForCausalLM.from_pretrained(place, dtype=dtype)).to(device)
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Transformers draws a bar of its own while it loads; ours is the only one a user should see."""
+    shown = hf_logging.is_progress_bar_enabled()
+    hf_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            hf_logging.enable_progress_bar()
 
 
 def _fits(config: Any, device: torch.device, dtype: torch.dtype) -> bool:

@@ -1,6 +1,6 @@
 """One call from a prompt to a trace: what the Python API, the command line and the app all start runs with.
 
-Knows how a run's configuration is written down; the loop itself is in `generate`.
+Knows how a run's configuration is written down; the loop itself is in `engine`.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import Any
 import torch
 import transformers
 
+from ccviz.engine import stream
 from ccviz.events import Event
-from ccviz.generate import stream
 from ccviz.network import LanguageModel
 from ccviz.settings import Settings
 from ccviz.strategies import make_strategy

@@ -23,7 +23,8 @@ class EncodedPrompt:
     token_ids
         All of it, template included.
     system_size
-        How many of the first tokens are the template's system part; 0 where there is none.
+        How many of the first tokens the template writes before the user's own words, its system message among them;
+        0 without a template.
     """
 
     token_ids: list[int]
@@ -53,9 +54,12 @@ def encode_prompt(
         raise UserError("The prompt is empty: type some text, or choose a sample.")
     if not (chat and getattr(tokenizer, "chat_template", None)):
         return EncodedPrompt(list(tokenizer(prompt)["input_ids"]), 0)
-    text = _render(tokenizer, system, prompt)
+    messages = [] if system is None else [{"role": "system", "content": system}]
+    messages.append({"role": "user", "content": prompt})
+    text: str = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
     ids = list(tokenizer(text, add_special_tokens=False)["input_ids"])
-    head = list(tokenizer(_system_part(tokenizer, system, prompt, text), add_special_tokens=False)["input_ids"])
+    # Templates may trim what the user says; what they write before it is the same.
+    head = list(tokenizer(text[: max(text.rfind(prompt.strip()), 0)], add_special_tokens=False)["input_ids"])
     return EncodedPrompt(ids, len(head) if ids[: len(head)] == head else 0)
 
 
@@ -70,32 +74,6 @@ def _checked_ids(tokenizer: Any, prompt: Iterable[Any]) -> list[int]:
     if outside:
         raise UserError(f"Token id {outside[0]} is not in the vocabulary of {len(tokenizer)} tokens.")
     return ids
-
-
-def _render(tokenizer: Any, system: str | None, user: str | None) -> str:
-    messages = [] if system is None else [{"role": "system", "content": system}]
-    if user is not None:
-        messages.append({"role": "user", "content": user})
-    rendered: str = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=user is not None)
-    return rendered
-
-
-def _system_part(tokenizer: Any, system: str | None, user: str, text: str) -> str:
-    """The start of ``text`` that the template writes before the user's turn.
-
-    A template may add a system message of its own, so the place is found from the end: what follows another system
-    message's content is the same but for what closes it.
-    """
-    marker = "\u2301"
-    try:
-        other, alone = _render(tokenizer, marker, user), _render(tokenizer, marker, None)
-    except Exception:  # a template refuses roles by raising whatever it likes, and then has no system part
-        return ""
-    tail = other[other.index(marker) + len(marker) :] if marker in other else ""
-    closing = alone[alone.index(marker) + len(marker) :] if marker in alone else ""
-    if not tail or not text.endswith(tail) or not tail.startswith(closing):
-        return ""
-    return text[: len(text) - len(tail) + len(closing)]
 
 
 class TokenTexts:

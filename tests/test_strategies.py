@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from ccviz.cache import BoundedCache
+from ccviz.engine import stream
 from ccviz.errors import UserError
 from ccviz.events import Refreshed
-from ccviz.generate import stream
 from ccviz.network import LanguageModel
 from ccviz.settings import Settings
 from ccviz.strategies import Entries, Strategy, counter_causal, keep_best, make_strategy, register, strategy_names

@@ -13,9 +13,9 @@ import torch
 from conftest import tiny
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ccviz.engine import stream
 from ccviz.errors import UserError
 from ccviz.events import Done, PromptFed, Refreshed, TokenGenerated
-from ccviz.generate import stream
 from ccviz.network import LanguageModel
 from ccviz.settings import Settings
 from ccviz.strategies import make_strategy, strategy_names
@@ -271,7 +271,7 @@ def test_nothing_but_the_one_transfer_asks_the_device(
     strategy: str, tiny_llama: LanguageModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The CUDA half of this needs a GPU (above); here: no operation that waits, and one transfer a token."""
-    engine = importlib.import_module("ccviz.generate")  # the package's attribute of that name is the function
+    engine = importlib.import_module("ccviz.engine")
     fetched = 0
 
     def counting(tensors: Any, fetch: Any = engine.fetch) -> Any:

@@ -1,0 +1,7 @@
+"""``python -m ccviz``."""
+
+import sys
+
+from ccviz.cli import main
+
+sys.exit(main())

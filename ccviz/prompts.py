@@ -1,0 +1,89 @@
+"""Sample prompts: Markdown files with a front matter that says how to run them and what was seen.
+
+Knows the files in ``sample_prompts/``; knows nothing of models.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from ccviz.errors import UserError
+from ccviz.paths import samples_folder
+
+FENCE = "---\n"
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One sample prompt.
+
+    Attributes
+    ----------
+    name, title
+        The file's name without suffix, and what people read.
+    text
+        What the user says.
+    system
+        The system message; its part of the template is what to freeze.
+    cache_size, chunk_size, max_new_tokens
+        Budgets at which strategies differ.
+    look_at
+        What to watch, in a sentence or two.
+    answer
+        The right answer, or "" where there is none.
+    observed
+        What the built-in model did when the sample was chosen.
+    """
+
+    name: str
+    title: str
+    text: str
+    system: str
+    cache_size: int
+    chunk_size: int
+    max_new_tokens: int
+    look_at: str
+    observed: str
+    answer: str = ""
+
+    def is_right(self, text: str) -> bool | None:
+        """Whether a generated text holds the right answer as whole words; None where the sample has none."""
+        if not self.answer:
+            return None
+        return re.search(rf"\b{re.escape(self.answer)}\b", text, re.IGNORECASE) is not None
+
+
+def sample_names() -> list[str]:
+    """The samples there are, in the order of their files."""
+    return [path.stem for path in sorted(samples_folder().glob("*.md"))]
+
+
+def load_sample(name: str) -> Sample:
+    """The sample of this name.
+
+    Raises
+    ------
+    UserError
+        If there is none (the message lists those there are), or its file does not follow the format.
+    """
+    if name not in sample_names():
+        raise UserError(f"There is no sample {name!r}; choose one of {', '.join(sample_names())}.")
+    return read_sample(samples_folder() / f"{name}.md")
+
+
+def read_sample(path: Path) -> Sample:
+    """A sample from its file: YAML between two lines of dashes, then the prompt."""
+    parts = path.read_text(encoding="utf-8").split(FENCE, 2)
+    try:
+        _, head, text = parts
+        fields: dict[str, Any] = {
+            key: value.strip() if isinstance(value, str) else value for key, value in yaml.safe_load(head).items()
+        }
+        return Sample(name=path.stem, text=text.strip("\n"), **fields)
+    except (ValueError, TypeError, AttributeError, yaml.YAMLError) as error:
+        raise UserError(f"The sample {path.name} does not follow the format: {str(error).splitlines()[0]}.") from None
