@@ -1,6 +1,6 @@
 """What every strategy answers on every sample prompt: the table behind the samples' ``observed`` lines.
 
-    python benchmarks/samples.py [float32 bfloat16] > docs/samples.md
+python benchmarks/samples.py [float32 bfloat16] > docs/samples.md
 """
 
 from __future__ import annotations

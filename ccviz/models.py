@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from accelerate import init_empty_weights
+from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.utils import logging as hf_logging
@@ -89,6 +90,7 @@ def load_model(
     model.eval()
     loaded = LanguageModel(model, tokenizer, name, _input_device(model, target), weights)
     loaded.check()
+    _ = loaded.entry_bytes  # found by a forward pass, so now, before a run and a page could want the model at once
     return loaded
 
 
@@ -104,8 +106,8 @@ def choose_device(device: str) -> torch.device:
         if torch.cuda.is_available():
             return torch.device("cuda")
         return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
-    kind, _, index = device.partition(":") if isinstance(device, str) else ("", "", "")
-    if kind not in DEVICES or (index and not index.isdigit()):
+    kind, colon, index = device.partition(":") if isinstance(device, str) else ("", "", "")
+    if kind not in DEVICES or (colon and not index.isdecimal()):
         raise UserError(f"device must be one of {', '.join(DEVICES)} (or cuda:0, cuda:1, ...), not {device!r}.")
     there = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
     if not there[kind]:
@@ -122,7 +124,7 @@ def choose_dtype(dtype: str, device: torch.device, config: Any) -> torch.dtype:
             stated = getattr(config, "dtype", None)
             return stated if isinstance(stated, torch.dtype) else torch.float32
         return torch.bfloat16 if cpu_computes_bfloat16() else torch.float32
-    if dtype not in DTYPES:
+    if not isinstance(dtype, str) or dtype not in DTYPES:
         raise UserError(f"dtype must be one of auto, {', '.join(DTYPES)}, not {dtype!r}.")
     return DTYPES[dtype]
 
@@ -176,7 +178,7 @@ def _reading(name: str, read: Callable[[], Any]) -> Any:
     """Call one of transformers' readers; its many ways to fail become one sentence each."""
     try:
         return read()
-    except (OSError, ValueError, KeyError, ImportError) as error:
+    except (OSError, ValueError, KeyError, TypeError, ImportError, SafetensorError) as error:
         raise UserError(_why_unreadable(name, error)) from None
 
 

@@ -301,14 +301,14 @@ def future_mask(positions: Tensor, rows: int, min_gap: int, config: Any) -> Kind
     softmax finite (paper section 3.1).
     """
     slots = torch.arange(positions.shape[0], device=positions.device)
-    future = slots[None, :] > slots[:rows, None] + min_gap
-    itself = slots[None, :] == slots[:rows, None]
 
     def mask(kind: str) -> Tensor:
-        seen = future
+        # In place throughout: this mask is the one thing in a pass whose size grows with the cache.
+        seen = slots[None, :] > slots[:rows, None] + min_gap
         if kind != FULL:
-            seen = future & _within(kind, positions[None, :], positions[:rows, None], config)
-        return (seen | (itself & ~seen.any(-1, keepdim=True)))[None, None]
+            seen.logical_and_(_within(kind, positions[None, :], positions[:rows, None], config))
+        seen.diagonal().logical_or_(~seen.any(-1))
+        return seen[None, None]
 
     return mask
 
@@ -320,7 +320,7 @@ def fold_rows(mask: KindMask, groups: int) -> KindMask:
 
 def _within(kind: str, later: Tensor, earlier: Tensor, config: Any) -> Tensor:
     if kind == SLIDING:
-        return torch.lt(later - earlier, config.sliding_window)
+        return torch.lt(later, earlier + config.sliding_window)
     chunk: int = config.attention_chunk_size
     return torch.eq(later // chunk, earlier // chunk)
 

@@ -11,6 +11,7 @@ import os
 import tempfile
 import threading
 import zipfile
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ from typing import Any, Final
 
 import numpy as np
 import pandas as pd
+import pyarrow.parquet
 
 from ccviz.errors import UserError
 from ccviz.events import Done, Event, PromptFed, Refreshed, TokenGenerated
@@ -153,13 +155,17 @@ class Trace:
         try:
             with zipfile.ZipFile(io.BytesIO(source) if isinstance(source, bytes) else source) as archive:
                 return _read(archive, name)
+        except UserError:
+            raise
         except FileNotFoundError:
             raise UserError(f"{name} does not exist.") from None
         except IsADirectoryError:
             raise UserError(f"{name} is a folder, not a {SUFFIX} file.") from None
-        except PermissionError:
-            raise UserError(f"{name} may not be read.") from None
-        except zipfile.BadZipFile:
+        except OSError as error:
+            reason = error.strerror or "it is damaged"
+            raise UserError(f"{name} cannot be read: {reason}.") from None
+        except (zipfile.BadZipFile, zlib.error, RuntimeError, EOFError, ValueError):
+            # zipfile's answers to bytes that are no zip, or one that is encrypted, cut, or packed in a way it lacks
             raise UserError(f"{name} is not a {SUFFIX} file, or only part of one: save or download it again.") from None
 
 
@@ -172,11 +178,11 @@ def _read(archive: zipfile.ZipFile, name: str) -> Trace:
     unpacked = sum(members[member].file_size for member in wanted)
     packed = sum(members[member].compress_size for member in wanted)
     if unpacked > MOST_BYTES or unpacked > MOST_RATIO * max(packed, 1024):
-        raise UserError(f"{name} would unpack to {unpacked / 1e6:,.0f} MB, more than a trace may, and was not opened.")
+        raise _too_large(name, unpacked)
     try:
         header = json.loads(archive.read("trace.json"))
         version, config = header["schema_version"], header["config"]
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         raise UserError(f"{name} has a trace.json that does not follow the format.") from None
     if version != SCHEMA_VERSION:
         raise UserError(f"{name} has format version {version!r} and this ccviz reads {SCHEMA_VERSION}: update ccviz.")
@@ -188,8 +194,13 @@ def _read(archive: zipfile.ZipFile, name: str) -> Trace:
 
 def _read_table(archive: zipfile.ZipFile, table: str, name: str) -> pd.DataFrame:
     try:
-        frame = pd.read_parquet(io.BytesIO(archive.read(f"{table}.parquet")))
-    except zipfile.BadZipFile:
+        data = io.BytesIO(archive.read(f"{table}.parquet"))
+        shape = pyarrow.parquet.ParquetFile(data).metadata
+        # Parquet packs on its own, so that the zip's sizes say nothing about the rows; four bytes a cell is the least.
+        if 4 * shape.num_rows * shape.num_columns > MOST_BYTES:
+            raise _too_large(name, 4 * shape.num_rows * shape.num_columns)
+        frame = pd.read_parquet(data)
+    except (UserError, zipfile.BadZipFile):
         raise
     except Exception as error:  # pyarrow and zlib raise many kinds for damaged bytes, all of them the file's fault
         raise UserError(f"{name} is damaged: its table {table} cannot be read ({type(error).__name__}).") from None
@@ -197,9 +208,33 @@ def _read_table(archive: zipfile.ZipFile, table: str, name: str) -> pd.DataFrame
     if missing:
         raise UserError(f"{name} is incomplete: its table {table} has no column {missing[0]}.")
     try:
+        for column, dtype in COLUMNS[table].items():
+            _check_values(frame[column], dtype)
         return _typed(table, frame)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise UserError(f"{name} does not follow the format: its table {table} has a column of a wrong type.") from None
+
+
+def _too_large(name: str, size: int) -> UserError:
+    return UserError(f"{name} would unpack to {size / 1e6:,.0f} MB, more than a trace may, and was not opened.")
+
+
+def _check_values(values: pd.Series[Any], dtype: str) -> None:
+    """Raise `TypeError` unless ``values`` become ``dtype`` without losing anything."""
+    if not len(values):
+        return
+    types = pd.api.types
+    if dtype.startswith("float"):
+        fits = types.is_float_dtype(values)
+    elif dtype.startswith("int"):
+        limits = np.iinfo(dtype)
+        fits = types.is_integer_dtype(values) and limits.min <= values.min() and values.max() <= limits.max
+    elif dtype == "bool":
+        fits = types.is_bool_dtype(values)
+    else:
+        fits = all(isinstance(value, str) for value in values)
+    if not fits or (not dtype.startswith("float") and values.isna().any()):
+        raise TypeError(dtype)
 
 
 def _typed(table: str, frame: pd.DataFrame) -> pd.DataFrame:

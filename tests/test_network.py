@@ -366,9 +366,9 @@ def test_a_counter_causal_pass_takes_one_row_blocks_memory(
     groups, (small, large) = 2, (1024, 4096)
     few, many = (scoring_bytes(wide, strategy, options, size) for size in (small, large))
     assert many < large * VOCABULARY * 4 / 10
-    # What may grow with n: the mask of one block of rows (a bool for future, for seen, for a row's own slot, their
-    # combination, and one more once a group), its float copy inside attention, and vectors of n scores or positions.
-    mask = ROW_BLOCK * (large - small) * (4 + groups + 4 * groups)
+    # What may grow with n: the mask of one block of rows, once a group (a bool; inside attention its negation and its
+    # float copy besides), and vectors of n scores or positions.
+    mask = ROW_BLOCK * (large - small) * groups * (1 + 1 + 4)
     vectors = 8 * 4 * (large - small)
     assert many - few <= mask + vectors
 

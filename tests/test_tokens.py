@@ -16,7 +16,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from ccviz.embedded import embedded_model_folder
 from ccviz.errors import UserError
-from ccviz.tokens import TokenTexts, decode, encode_prompt, token_texts
+from ccviz.tokens import EncodedPrompt, TokenTexts, decode, encode_prompt, token_texts
 
 FAMILY = "\U0001f468\u200d\U0001f469\u200d\U0001f467\u200d\U0001f466"
 TEXTS = {
@@ -249,35 +249,49 @@ def test_texts_asked_for_again_and_in_between_do_not_change_what_follows(kind: s
 # Prompts
 
 
+def assert_head(tokenizer: Any, encoded: EncodedPrompt, head: str) -> None:
+    """`system_size` counts the tokens that lie wholly before the user's words, all of them."""
+    ids, size = encoded.token_ids, encoded.system_size
+    assert head.startswith(stock_decode(tokenizer, ids[:size]))
+    assert not head.startswith(stock_decode(tokenizer, ids[: size + 1]))
+
+
 @pytest.mark.model
-def test_a_plain_prompt_gets_the_templates_own_system_part(smollm2: Any) -> None:
+def test_a_plain_prompt_gets_the_templates_own_system_message(smollm2: Any) -> None:
     encoded = encode_prompt(smollm2, "What is the capital of Portugal?")
-    system = f"<|im_start|>system\n{DEFAULT_SYSTEM}<|im_end|>\n"
-    turns = "<|im_start|>user\nWhat is the capital of Portugal?<|im_end|>\n<|im_start|>assistant\n"
-    assert stock_decode(smollm2, encoded.token_ids) == system + turns
-    assert stock_decode(smollm2, encoded.token_ids[: encoded.system_size]) == system
+    head = f"<|im_start|>system\n{DEFAULT_SYSTEM}<|im_end|>\n<|im_start|>user\n"
+    rest = "What is the capital of Portugal?<|im_end|>\n<|im_start|>assistant\n"
+    assert encoded.system_size == 24
+    assert stock_decode(smollm2, encoded.token_ids[:24]) == head
+    assert stock_decode(smollm2, encoded.token_ids[24:]) == rest
     messages = [{"role": "user", "content": "What is the capital of Portugal?"}]
     stock = smollm2.apply_chat_template(messages, add_generation_prompt=True)
     assert encoded.token_ids == list(stock["input_ids"] if hasattr(stock, "keys") else stock)
 
 
+PROMPTS = ["Hi", "\u2301", "You are terse.", "a", "user", "assistant", "<|im_start|>assistant\n", "Hi. Hi. Hi"]
+
+
 @pytest.mark.model
 @pytest.mark.parametrize("system", ["You are terse.", "\u2301", "a\nb 日本 $x$ <|im_end|>", "", "x" * 500])
-@pytest.mark.parametrize("prompt", ["Hi", "\u2301", "You are terse.", "<|im_start|>system\nno<|im_end|>\n"])
-def test_a_system_message_is_exactly_the_system_part(smollm2: Any, system: str, prompt: str) -> None:
+@pytest.mark.parametrize("prompt", PROMPTS)
+def test_what_comes_before_the_users_words_is_the_system_part(smollm2: Any, system: str, prompt: str) -> None:
     encoded = encode_prompt(smollm2, prompt, system=system)
-    rendered = f"<|im_start|>system\n{system}<|im_end|>\n"
-    assert stock_decode(smollm2, encoded.token_ids[: encoded.system_size]) == rendered
-    assert stock_decode(smollm2, encoded.token_ids) == (
-        f"{rendered}<|im_start|>user\n{prompt}<|im_end|>\n<|im_start|>assistant\n"
-    )
+    head = f"<|im_start|>system\n{system}<|im_end|>\n<|im_start|>user\n"
+    rendered = f"{head}{prompt}<|im_end|>\n<|im_start|>assistant\n"
+    assert stock_decode(smollm2, encoded.token_ids) == rendered
+    assert stock_decode(smollm2, encoded.token_ids[: encoded.system_size]) == head
 
 
 @pytest.mark.model
-def test_the_system_part_does_not_depend_on_the_prompt(smollm2: Any) -> None:
-    sizes = {encode_prompt(smollm2, prompt).system_size for prompt in ("Hi", "\n\nx", " y", DEFAULT_SYSTEM, "\u2301")}
-    assert len(sizes) == 1
-    assert sizes.pop() > 0
+@pytest.mark.parametrize("prompt", ["\n\nHi", " Hi", "\tHi", "\nHi\n", "Hi  "])
+def test_a_prompt_with_spaces_around_has_its_system_part_too(smollm2: Any, prompt: str) -> None:
+    """Its first line breaks may share a token with the template's last one."""
+    assert_head(
+        smollm2,
+        encode_prompt(smollm2, prompt),
+        f"<|im_start|>system\n{DEFAULT_SYSTEM}<|im_end|>\n<|im_start|>user\n",
+    )
 
 
 @pytest.mark.model
@@ -349,14 +363,14 @@ def test_a_tokenizer_without_a_template_reads_the_text(templated: PreTrainedToke
     assert encoded.system_size == 0
 
 
-def test_a_template_that_refuses_system_messages_has_no_system_part(templated: PreTrainedTokenizerFast) -> None:
+def test_a_template_that_refuses_system_messages_reads_a_plain_prompt(templated: PreTrainedTokenizerFast) -> None:
     templated.chat_template = (
         "{{ bos_token }}{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system role') }}"
         "{% endif %}[{{ m.role }}] {{ m.content }}{% endfor %}{% if add_generation_prompt %}[model] {% endif %}"
     )
     encoded = encode_prompt(templated, "The fox")
     assert stock_decode(templated, encoded.token_ids) == "<s>[user] The fox[model] "
-    assert encoded.system_size == 0
+    assert_head(templated, encoded, "<s>[user] ")
 
 
 def test_a_system_message_to_a_template_that_refuses_it_gets_one_sentence(templated: PreTrainedTokenizerFast) -> None:
@@ -369,30 +383,38 @@ def test_a_system_message_to_a_template_that_refuses_it_gets_one_sentence(templa
     assert "\n" not in str(raised.value)
 
 
-def test_a_template_without_a_system_message_of_its_own_has_no_system_part(templated: PreTrainedTokenizerFast) -> None:
-    turns = "{% for m in messages %}<{{ m.role }}>{{ m.content }}</>{% endfor %}"
-    templated.chat_template = turns + "{% if add_generation_prompt %}<a>{% endif %}"
-    assert encode_prompt(templated, "The fox").system_size == 0
+TURNS = "{% for m in messages %}<{{ m.role }}>{{ m.content }}</>{% endfor %}"
+
+
+def test_a_template_without_a_system_message_of_its_own(templated: PreTrainedTokenizerFast) -> None:
+    templated.chat_template = TURNS + "{% if add_generation_prompt %}<model>{% endif %}"
+    assert_head(templated, encode_prompt(templated, "The fox"), "<user>")
     encoded = encode_prompt(templated, "The fox", system="lazy dog")
-    assert stock_decode(templated, encoded.token_ids[: encoded.system_size]) == "<system>lazy dog</>"
+    assert_head(templated, encoded, "<system>lazy dog</><user>")
 
 
-def test_a_template_that_ignores_system_messages_has_no_system_part(templated: PreTrainedTokenizerFast) -> None:
+def test_a_template_that_ignores_system_messages(templated: PreTrainedTokenizerFast) -> None:
     templated.chat_template = (
         "{% for m in messages %}{% if m.role != 'system' %}<{{ m.role }}>{{ m.content }}{% endif %}{% endfor %}"
     )
     encoded = encode_prompt(templated, "The fox", system="lazy dog")
-    assert encoded.system_size == 0
     assert stock_decode(templated, encoded.token_ids) == "<user>The fox"
+    assert_head(templated, encoded, "<user>")
 
 
-def test_a_template_that_puts_the_system_message_inside_the_users_turn_has_no_system_part(
-    templated: PreTrainedTokenizerFast,
-) -> None:
+def test_a_template_that_puts_the_system_message_inside_the_users_turn(templated: PreTrainedTokenizerFast) -> None:
+    """As Llama 2's and Mistral's do; the space before the user's first word is part of that word's token."""
     templated.chat_template = (
         "{% set s = messages[0].content + ' | ' if messages[0].role == 'system' else '' %}"
-        "{% for m in messages %}{% if m.role == 'user' %}[I]{{ s }}{{ m.content }}[/I]{% endif %}{% endfor %}"
+        "{% for m in messages %}{% if m.role == 'user' %}[I] {{ s }}{{ m.content }} [/I]{% endif %}{% endfor %}"
     )
     encoded = encode_prompt(templated, "The fox", system="lazy dog")
-    assert stock_decode(templated, encoded.token_ids) == "[I]lazy dog | The fox[/I]"
-    assert stock_decode(templated, encoded.token_ids[: encoded.system_size]) in ("", "[I]lazy dog", "[I]lazy dog |")
+    assert stock_decode(templated, encoded.token_ids) == "[I] lazy dog | The fox [/I]"
+    assert_head(templated, encoded, "[I] lazy dog | ")
+
+
+def test_a_template_that_trims_what_the_user_says(templated: PreTrainedTokenizerFast) -> None:
+    templated.chat_template = TURNS.replace("m.content", "m.content | trim")
+    encoded = encode_prompt(templated, "  The fox\n")
+    assert stock_decode(templated, encoded.token_ids) == "<user>The fox</>"
+    assert_head(templated, encoded, "<user>")

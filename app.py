@@ -1,0 +1,193 @@
+"""The Explore page: one prompt, one strategy, watched refresh by refresh."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import streamlit as st
+
+from ccviz.errors import UserError
+from ccviz.jobs import Job, ModelSpec, Runner, State
+from ccviz.network import LanguageModel
+from ccviz.prompts import Sample
+from ccviz.runs import Request
+from ccviz.settings import Settings
+from ccviz.tokens import encode_prompt
+from ccviz.trace import Trace
+from ccviz.ui import controls, page
+from ccviz.ui.results import POLL_SECONDS, show_job
+
+
+def main() -> None:
+    """Draw the page."""
+    page.begin("Explore")
+    runner = page.runner()
+    st.markdown("## Explore one run")
+    sample = controls.choose_prompt()
+    with st.sidebar:
+        spec = controls.choose_model()
+        model = _model_status(runner, spec)
+        strategy, options = controls.choose_strategy()
+        full = strategy == "full"
+        budgets = controls.choose_budgets(full)
+        details = controls.choose_details()
+        _open_trace(runner)
+        page.end()
+    plan = _Plan(model, budgets, details, full)
+    _say(plan, full)
+    asked = st.button("Run", type="primary", icon=":material/play_arrow:", key="run_button")
+    if asked:
+        _start(runner, spec, plan, strategy, options, details, sample)
+    if sample is not None:
+        st.caption(f"**What to look at.** {sample.look_at}")
+    _show_run(runner)
+
+
+class _Plan:
+    """What the settings come to for this prompt on this model, or the sentence that says why they cannot be used."""
+
+    def __init__(
+        self, model: LanguageModel | None, budgets: dict[str, Any], details: dict[str, Any], full: bool
+    ) -> None:
+        self.model, self.budgets, self.details, self.full = model, budgets, details, full
+        self.prompt = str(st.session_state.get("prompt") or "")
+        self.prompt_size = self.system_size = 0
+        self.settings: Settings | None = None
+        self.problem = ""
+        try:
+            if model is not None and self.prompt.strip():
+                encoded = encode_prompt(model.tokenizer, self.prompt, details["chat"], details["system"])
+                self.prompt_size, self.system_size = len(encoded.token_ids), encoded.system_size
+            self.settings = controls.make_settings(budgets, details, self.system_size, full)
+        except UserError as error:
+            self.problem = str(error)
+
+
+def _say(plan: _Plan, full: bool) -> None:
+    """One line: what the numbers mean for this prompt."""
+    if plan.problem:
+        st.error(plan.problem, icon=":material/error:")
+        return
+    model, settings = plan.model, plan.settings
+    if not plan.prompt.strip():
+        st.caption("Type a prompt or choose a sample; this line then says what the settings mean for it.")
+        return
+    if model is None or settings is None:
+        st.caption("What these settings mean for the prompt is said here once the model is loaded.")
+        return
+    whole = (plan.prompt_size + settings.max_new_tokens - 1) * model.entry_bytes / 1e6
+    parts = [
+        f"**{plan.prompt_size}** prompt tokens",
+        f"**{settings.prompt_refreshes(plan.prompt_size)}** refreshes before the answer starts",
+    ]
+    if full:
+        parts.append(f"the full cache grows to at most **{whole:.1f} MB**")
+    else:
+        most = settings.most_entries(plan.prompt_size)
+        parts.append(
+            f"cache at most **{most}** entries = **{most * model.entry_bytes / 1e6:.1f} MB** "
+            f"instead of up to {whole:.1f}"
+        )
+    st.markdown(" · ".join(parts))
+
+
+def _model_status(runner: Runner, spec: ModelSpec) -> LanguageModel | None:
+    """The model if it is loaded; else say what is happening, and begin to load it."""
+    model = runner.model(spec)
+    if model is not None:
+        dtype = str(model.dtype).removeprefix("torch.")
+        st.caption(f"{model.device.type.upper()}, {dtype} · {model.entry_bytes / 1e3:.0f} KB of cache a token")
+        return model
+    job = runner.prepare(spec)
+    if job.state is State.FAILED:
+        st.error(job.message, icon=":material/error:")
+        st.button("Try again", on_click=runner.retry, args=(spec,), key="retry")
+        return None
+    _wait_for_model(job)
+    return None
+
+
+@st.fragment(run_every=POLL_SECONDS)
+def _wait_for_model(job: Job) -> None:
+    if job.ended:
+        st.rerun()
+    st.caption(job.message or "Waiting for the model.")
+    st.progress(0.5 if job.state is State.LOADING else 0.0)
+
+
+def _start(
+    runner: Runner,
+    spec: ModelSpec,
+    plan: _Plan,
+    strategy: str,
+    options: dict[str, Any],
+    details: dict[str, Any],
+    sample: Sample | None,
+) -> None:
+    try:
+        if not plan.prompt.strip():
+            raise UserError("The prompt is empty: type some text, or choose a sample.")
+        if plan.settings is None:
+            raise UserError(plan.problem)
+        request = Request(
+            prompt=plan.prompt,
+            settings=plan.settings,
+            strategy=strategy,
+            options=options,
+            chat=details["chat"],
+            system=details["system"],
+            label=sample.title if sample else "",
+        )
+    except UserError as error:
+        if not plan.problem:  # else it is on the page already
+            st.error(str(error), icon=":material/error:")
+        return
+    _select(runner.submit(spec, request))
+    st.rerun()
+
+
+def _select(job: Job) -> None:
+    """Make a job the one this page, and its address, is about."""
+    st.session_state["run"] = st.query_params["run"] = job.id
+
+
+def _open_trace(runner: Runner) -> None:
+    with st.expander("Open a saved run"):
+        st.file_uploader("A .ccviz file", type=["ccviz"], key="trace_upload", on_change=_read_trace, args=(runner,))
+    if st.session_state.get("trace_problem"):
+        st.error(st.session_state.pop("trace_problem"), icon=":material/error:")
+
+
+def _read_trace(runner: Runner) -> None:
+    file = st.session_state["trace_upload"]
+    if file is None:
+        return
+    try:
+        _select(runner.adopt(Trace.open(file.getvalue())))
+    except UserError as error:
+        st.session_state["trace_problem"] = str(error).replace("the file", file.name, 1)
+
+
+def _show_run(runner: Runner) -> None:
+    job_id = st.query_params.get("run") or st.session_state.get("run")
+    if job_id is None:
+        with st.container(border=True):
+            st.markdown("##### Nothing has run yet")
+            st.caption(
+                "Press Run. The answer appears word by word; below it grows a picture of the cache, one row a refresh, "
+                "and then the text with every token marked kept or evicted."
+            )
+        return
+    job = runner.get(job_id)
+    if job is None:
+        st.info(
+            "The run in this address is no longer on this server: it was restarted, or many runs came after. Press Run "
+            "to make it again, or open a saved one.",
+            icon=":material/history:",
+        )
+        return
+    st.session_state["run"] = st.query_params["run"] = job.id
+    show_job(runner, job)
+
+
+main()

@@ -1,0 +1,253 @@
+"""Runs in the background: one worker, a queue in front of it, progress that can be watched, and cancel.
+
+Knows runs and threads; imports no streamlit, and makes no call to a page. One model is held at a time: the worker
+loads it, reuses it while jobs ask for the same, and lets it go before it loads another.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import threading
+import time
+import uuid
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from ccviz.errors import sentence_for
+from ccviz.events import PromptFed, TokenGenerated
+from ccviz.models import load_model
+from ccviz.network import LanguageModel
+from ccviz.runs import Request, Run
+from ccviz.trace import Trace
+
+KEPT_JOBS = 50  # finished jobs that stay reachable by their id
+
+log = logging.getLogger(__name__)
+
+
+class State(StrEnum):
+    """Where a job is in its life; the last three are ends."""
+
+    QUEUED = "queued"
+    LOADING = "loading"
+    RUNNING = "running"
+    DONE = "done"
+    CANCELLED = "cancelled"
+    FAILED = "failed"
+
+
+ENDED = {State.DONE, State.CANCELLED, State.FAILED}
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """Which model, where and in which type; as `load_model` takes them."""
+
+    name: str
+    device: str = "auto"
+    dtype: str = "auto"
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a run is.
+
+    ``seconds_left`` is an upper bound, since the model may end earlier, and None until there is a rate to tell it by.
+    """
+
+    prompt_read: int
+    prompt_size: int
+    generated: int
+    most: int
+    refreshes: int
+    tokens_per_second: float
+    seconds_left: float | None
+
+    @property
+    def share(self) -> float:
+        """0 to 1, tokens processed of the most there may be."""
+        return min(1.0, (self.prompt_read + self.generated) / max(1, self.prompt_size + self.most))
+
+
+@dataclass(eq=False)
+class Job:
+    """One run (or, without a request, the loading of a model) on its way through the worker."""
+
+    spec: ModelSpec
+    request: Request | None = None
+    id: str = field(default_factory=lambda: uuid.uuid4().hex[:10])
+    state: State = State.QUEUED
+    message: str = ""  # what is happening, or what went wrong, in one sentence
+    run: Run | None = None
+    _cancel: threading.Event = field(default_factory=threading.Event)
+    _ended: threading.Event = field(default_factory=threading.Event)
+    _started: float = 0.0
+    _prompt_done: float = 0.0
+    _final: Trace | None = None
+
+    @property
+    def ended(self) -> bool:
+        return self.state in ENDED
+
+    def trace(self) -> Trace | None:
+        """What has happened so far; None until the run has begun."""
+        if self._final is not None or self.run is None:
+            return self._final
+        ended, trace = self.ended, self.run.recorder.trace()
+        if ended:
+            self._final = trace
+        return trace
+
+    def progress(self) -> Progress | None:
+        """How far the run is; None until it has begun."""
+        if self.run is None or self.request is None:
+            return None
+        recorder, most = self.run.recorder, self.request.settings.max_new_tokens
+        size, generated, now = len(self.run.prompt_ids), recorder.generated, time.monotonic()
+        read = min(recorder.tokens_seen, size)
+        rate = generated / max(now - self._prompt_done, 1e-6) if self._prompt_done and generated else 0.0
+        left = (most - generated) / rate if rate and generated > 1 else None
+        return Progress(read, size, generated, most, len(recorder.refreshed), rate, left)
+
+    def cancel(self) -> None:
+        """Ask the run to stop; it does within one token and keeps what it has."""
+        self._cancel.set()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Block until the job has ended; false if it had not within ``timeout`` seconds."""
+        return self._ended.wait(timeout)
+
+    def _end(self, state: State, message: str = "") -> None:
+        self.message = message
+        self.state = state
+        self._ended.set()
+
+
+class Runner:
+    """The queue and its worker. Make one a server."""
+
+    def __init__(self, load: Callable[..., LanguageModel] = load_model) -> None:
+        self._load = load
+        self._lock = threading.Condition()
+        self._queue: list[Job] = []
+        self._jobs: OrderedDict[str, Job] = OrderedDict()
+        self._model: LanguageModel | None = None
+        self._spec: ModelSpec | None = None
+        self._worker: threading.Thread | None = None
+
+    def submit(self, spec: ModelSpec, request: Request) -> Job:
+        """Queue a run."""
+        return self._enqueue(Job(spec, request))
+
+    def prepare(self, spec: ModelSpec) -> Job:
+        """Queue the loading of a model, or return the job that already waits for it or has failed at it last."""
+        with self._lock:
+            same = [job for job in self._jobs.values() if job.request is None and job.spec == spec]
+            if same and (not same[-1].ended or spec == self._spec or same[-1].state is State.FAILED):
+                return same[-1]
+        return self._enqueue(Job(spec))
+
+    def retry(self, spec: ModelSpec) -> None:
+        """Queue the loading of a model once more, after it failed."""
+        self._enqueue(Job(spec))
+
+    def adopt(self, trace: Trace) -> Job:
+        """A job that has ended with this trace, such as one from a file."""
+        job = Job(ModelSpec(str(trace.config.get("model", ""))), _final=trace)
+        job._end(State.DONE)
+        with self._lock:
+            self._remember(job)
+        return job
+
+    def get(self, job_id: str) -> Job | None:
+        """The job of this id, while it is remembered."""
+        return self._jobs.get(job_id)
+
+    def model(self, spec: ModelSpec) -> LanguageModel | None:
+        """The model, if it is the one that is loaded now."""
+        with self._lock:
+            return self._model if self._spec == spec else None
+
+    def ahead(self, job: Job) -> int:
+        """How many jobs come before a queued one, the one at work included; 0 once it is being worked on."""
+        with self._lock:
+            if job not in self._queue:
+                return 0
+            at_work = any(not other.ended and other not in self._queue for other in self._jobs.values())
+            return self._queue.index(job) + at_work
+
+    def cancel(self, job: Job) -> None:
+        """Stop a job: one that waits leaves the queue, one that runs stops within a token."""
+        with self._lock:
+            job.cancel()
+            if job in self._queue:
+                self._queue.remove(job)
+                job._end(State.CANCELLED, "Cancelled before it began.")
+
+    # The worker
+
+    def _enqueue(self, job: Job) -> Job:
+        with self._lock:
+            self._remember(job)
+            self._queue.append(job)
+            if self._worker is None:
+                self._worker = threading.Thread(target=self._work, name="ccviz-runner", daemon=True)
+                self._worker.start()
+            self._lock.notify()
+        return job
+
+    def _remember(self, job: Job) -> None:
+        self._jobs[job.id] = job
+        ended = [key for key, kept in self._jobs.items() if kept.ended]
+        for key in ended[: max(0, len(ended) - KEPT_JOBS)]:
+            del self._jobs[key]
+
+    def _work(self) -> None:
+        while True:
+            with self._lock:
+                while not self._queue:
+                    self._lock.wait()
+                job = self._queue.pop(0)
+                job.state = State.LOADING
+            try:
+                self._do(job)
+            except Exception as error:  # whatever it is, the job ends with a sentence and the worker goes on
+                sentence = sentence_for(error)
+                if sentence is None:
+                    log.exception("job %s failed", job.id)
+                    sentence = f"Something went wrong inside ccviz ({type(error).__name__}: {error}). Please report it."
+                job._end(State.FAILED, sentence)
+
+    def _do(self, job: Job) -> None:
+        model = self._loaded(job)
+        if job.request is None:
+            job._end(State.DONE)
+            return
+        run = Run(model, job.request)
+        job.run, job._started, job.message = run, time.monotonic(), ""
+        job.state = State.RUNNING
+        for event in run.events(job._cancel.is_set):
+            if isinstance(event, PromptFed) and event.tokens_seen == len(run.prompt_ids):
+                job._prompt_done = time.monotonic()
+            elif isinstance(event, TokenGenerated) and run.recorder.generated == 1:
+                job._prompt_done = time.monotonic()  # the prompt's last refresh lies between
+        job._end(State.CANCELLED if run.recorder.config["stop_reason"] == "cancelled" else State.DONE)
+
+    def _loaded(self, job: Job) -> LanguageModel:
+        if self._model is not None and self._spec == job.spec:
+            return self._model
+        with self._lock:
+            self._model = self._spec = None
+        gc.collect()  # the old weights go before the new ones come
+
+        def tell(message: str) -> None:
+            job.message = message
+
+        tell(f"Loading {job.spec.name}.")
+        model = self._load(job.spec.name, job.spec.device, job.spec.dtype, progress=tell)
+        with self._lock:
+            self._model, self._spec = model, job.spec
+        return model

@@ -1,0 +1,255 @@
+"""The settings of a run as widgets, and the request they make.
+
+What is set here is in the page's address (`bind="query-params"`), so a link reopens it. Every value is checked again
+by the engine; the sentences are its own.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields
+from typing import Any
+
+import streamlit as st
+
+from ccviz import embedded
+from ccviz.errors import UserError
+from ccviz.jobs import ModelSpec
+from ccviz.models import DEVICES, DTYPES
+from ccviz.prompts import Sample, load_sample, sample_names
+from ccviz.settings import REFRESH_MODES, Settings
+from ccviz.strategies import strategy_class, strategy_names
+
+FIRST_SAMPLE = "1-recall-a-fact"
+DEFAULTS: dict[str, int] = {"J": 64, "h": 16, "new": 64}
+MODES = {
+    "chunked": "every h tokens",
+    "prefill_end": "once, after the prompt",
+    "both": "every h tokens and after the prompt",
+}
+
+
+def choose_prompt() -> Sample | None:
+    """Draw the samples, the upload and the text field; returns the chosen sample while its text is unchanged."""
+    state = st.session_state
+    if "sample" not in state and "sample" not in st.query_params and "prompt" not in state:
+        state["sample"] = FIRST_SAMPLE
+    titles = {name: load_sample(name).title for name in sample_names()}
+    st.pills(
+        "Start from a sample, or type your own text",
+        list(titles),
+        format_func=lambda name: titles.get(name, name),
+        key="sample",
+        bind="query-params",
+        persist_state="session",
+    )
+    _fill_in(state.get("sample"))
+    with st.popover("Upload a .txt", icon=":material/upload_file:"):
+        st.file_uploader("A text file, UTF-8", type=["txt", "md"], key="prompt_upload", on_change=_read_upload)
+    if state.get("upload_problem"):
+        st.error(state.pop("upload_problem"))
+    st.text_area("Prompt", key="prompt", height=180, persist_state="session", placeholder="Type or paste a prompt.")
+    sample = load_sample(state["sample"]) if state.get("sample") in titles else None
+    return sample if sample is not None and sample.text == state.get("prompt") else None
+
+
+def _fill_in(name: str | None) -> None:
+    """Take over a newly chosen sample's text and budgets; on a page's first run the address has the last word."""
+    state = st.session_state
+    first = "sample_shown" not in state
+    if state.get("sample_shown") == name and not first:
+        return
+    state["sample_shown"] = name
+    if name not in sample_names():
+        for key, value in {**DEFAULTS, "frozen": "system"}.items():
+            if key not in st.query_params:
+                state.setdefault(key, value)
+        return
+    sample = load_sample(str(name))
+    state["prompt"], state["system"] = sample.text, sample.system
+    budgets: dict[str, int | str] = {
+        "J": sample.cache_size,
+        "h": sample.chunk_size,
+        "new": sample.max_new_tokens,
+        "frozen": "system",
+    }
+    for key, value in budgets.items():
+        if not (first and key in st.query_params):
+            state[key] = value
+
+
+def _read_upload() -> None:
+    file = st.session_state["prompt_upload"]
+    if file is None:
+        return
+    try:
+        st.session_state["prompt"] = file.getvalue().decode("utf-8-sig")
+        st.session_state["sample"] = st.session_state["sample_shown"] = None
+    except UnicodeDecodeError:
+        st.session_state["upload_problem"] = f"{file.name} is not UTF-8 text; save it as UTF-8 and upload it again."
+
+
+def choose_model() -> ModelSpec:
+    """Draw the model field, with device and type folded away."""
+    titles = {embedded.NAME: embedded.TITLE}
+    state = st.session_state
+    state.setdefault("model", embedded.NAME)
+    name = st.selectbox(
+        "Model",
+        list(titles),
+        format_func=lambda option: titles.get(option, option),
+        accept_new_options=True,
+        key="model",
+        bind="query-params",
+        help="The built-in model runs on any laptop. Or type a Hugging Face id (org/name) or a folder on this machine.",
+    )
+    with st.expander("Device and precision"):
+        device = st.selectbox(
+            "Device",
+            DEVICES,
+            key="device",
+            bind="query-params",
+            help="auto takes CUDA, then MPS, then the CPU.",
+        )
+        dtype = st.selectbox(
+            "Precision",
+            ["auto", *DTYPES],
+            key="dtype",
+            bind="query-params",
+            help="auto takes bfloat16 where the machine computes it natively, else float32.",
+        )
+    return ModelSpec(str(name or embedded.NAME), device, dtype)
+
+
+def choose_strategy() -> tuple[str, dict[str, Any]]:
+    """Draw the strategy and its options; returns its name and the options that differ from the defaults."""
+    names = strategy_names()
+    name = st.selectbox(
+        "Strategy",
+        names,
+        index=names.index("counter_causal"),
+        format_func=lambda option: strategy_class(option).title,
+        key="strategy",
+        bind="query-params",
+    )
+    strategy = strategy_class(name)
+    st.caption(strategy.summary)
+    options = {}
+    if fields(strategy):
+        with st.expander("Options of this strategy"):
+            for option in fields(strategy):
+                value = _option(name, option)
+                if value != option.default:
+                    options[option.name] = value
+    return name, options
+
+
+def _option(strategy: str, option: Any) -> Any:
+    label = option.name.replace("_", " ")
+    shared = {"key": f"{strategy}.{option.name}", "help": option.metadata["help"], "bind": "query-params"}
+    choices = option.metadata.get("choices")
+    if choices is not None:
+        return st.selectbox(label, choices, **shared)
+    if isinstance(option.default, bool):
+        return st.toggle(label, value=option.default, **shared)
+    return st.number_input(label, value=option.default, min_value=0, step=1, placeholder="automatic", **shared)
+
+
+def choose_budgets(full: bool) -> dict[str, Any]:
+    """Draw J, h, frozen and length; returns them as `Settings` takes them, "frozen" still as the user wrote it."""
+    size = st.number_input(
+        "Cache size J",
+        value=None,
+        step=1,
+        key="J",
+        bind="query-params",
+        help="How many tokens survive a refresh. The full cache ignores it.",
+        disabled=full,
+    )
+    chunk = st.number_input(
+        "Chunk size h",
+        value=None,
+        step=1,
+        key="h",
+        bind="query-params",
+        help="How many tokens are read or written between two refreshes.",
+    )
+    frozen = st.text_input(
+        "Frozen prefix",
+        key="frozen",
+        bind="query-params",
+        help="How many of the first tokens are never evicted; they count towards J. 'system' freezes what the chat "
+        "template writes before your text.",
+        disabled=full,
+    )
+    length = st.number_input(
+        "New tokens, at most", value=None, step=1, key="new", bind="query-params", help="The answer may end earlier."
+    )
+    return {"cache_size": size, "chunk_size": chunk, "max_new_tokens": length, "frozen": frozen}
+
+
+def choose_details() -> dict[str, Any]:
+    """Draw what most runs leave alone: refresh mode, sampling, template."""
+    state = st.session_state
+    with st.expander("More settings"):
+        mode = st.selectbox(
+            "Refresh",
+            REFRESH_MODES,
+            format_func=lambda option: MODES[option],
+            key="mode",
+            bind="query-params",
+            help="When the cache is cut down to J.",
+        )
+        temperature = st.number_input(
+            "Temperature",
+            value=0.0,
+            min_value=0.0,
+            step=0.1,
+            key="temperature",
+            bind="query-params",
+            help="0 is greedy.",
+        )
+        seed = st.number_input("Seed", value=0, min_value=0, step=1, key="seed", bind="query-params")
+        chat = st.toggle("Use the chat template", value=True, key="chat", bind="query-params")
+        state.setdefault("system", "")
+        system = st.text_area(
+            "System message",
+            key="system",
+            persist_state="session",
+            disabled=not chat,
+            help="Empty leaves it to the template.",
+        )
+    return {
+        "refresh_mode": mode,
+        "temperature": float(temperature or 0.0),
+        "seed": int(seed or 0),
+        "chat": bool(chat),
+        "system": system.strip() or None,
+    }
+
+
+def make_settings(budgets: dict[str, Any], details: dict[str, Any], system_size: int, full: bool) -> Settings:
+    """The checked settings.
+
+    Raises
+    ------
+    UserError
+        With one sentence on the first field that cannot be used.
+    """
+    labels = {"cache_size": "Cache size J", "chunk_size": "Chunk size h", "max_new_tokens": "New tokens, at most"}
+    for key, label in labels.items():
+        if budgets[key] is None:
+            raise UserError(f"{label} is empty: give a whole number.")
+    wanted = str(budgets["frozen"] or "0").strip().lower()
+    if wanted != "system" and not wanted.isdecimal():
+        raise UserError(f"Frozen prefix takes a whole number or the word system, not {json.dumps(wanted)}.")
+    frozen = system_size if wanted == "system" else int(wanted)
+    return Settings(
+        cache_size=budgets["cache_size"],
+        chunk_size=budgets["chunk_size"],
+        max_new_tokens=budgets["max_new_tokens"],
+        frozen_size=0 if full else frozen,
+        refresh_mode=details["refresh_mode"],
+        temperature=details["temperature"],
+        seed=details["seed"],
+    )

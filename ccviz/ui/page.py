@@ -1,0 +1,42 @@
+"""What every page begins with: its title, the links between pages, and the one runner of the server."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import streamlit as st
+
+from ccviz.jobs import Runner
+from ccviz.version import __version__
+
+PAGES = {
+    "app.py": ("Explore", ":material/search:"),
+    "pages/guide.py": ("How to read it", ":material/menu_book:"),
+}
+
+
+def begin(title: str) -> None:
+    """Set the page up and draw the sidebar's head; call it first on every page."""
+    st.set_page_config(page_title=f"{title} · ccviz", page_icon=":material/grid_on:", layout="wide")
+    with st.sidebar:
+        st.markdown("### ccviz")
+        st.caption("See what a KV cache remembers.")
+        for path, (label, icon) in PAGES.items():
+            st.page_link(path, label=label, icon=icon)
+
+
+def end() -> None:
+    """The sidebar's foot."""
+    with st.sidebar:
+        st.caption(f"ccviz {__version__} · method: [arXiv 2607.27600](https://arxiv.org/abs/2607.27600)")
+
+
+@st.cache_resource(max_entries=1, show_spinner=False)
+def runner() -> Runner:
+    """The server's runner: it holds the one loaded model and all runs, whichever page or browser began them."""
+    return Runner()
+
+
+def asset(name: str) -> str:
+    """A text file that lies beside this module (a component's css or js)."""
+    return (Path(__file__).parent / name).read_text(encoding="utf-8")

@@ -1,0 +1,240 @@
+"""What a run shows while it goes on and when it has ended: answer, heatmap, text, table, downloads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pandas as pd
+import streamlit as st
+
+from ccviz import figures
+from ccviz.export import FIGURE_SUFFIXES, figure_bytes, table_bytes
+from ccviz.jobs import Job, Runner, State
+from ccviz.metrics import NO_REFRESH, ORDERS, heatmap_sentence, run_summary, token_states
+from ccviz.prompts import Sample, load_sample, sample_names
+from ccviz.trace import Trace
+from ccviz.ui.text_view import text_view
+
+POLL_SECONDS = 0.5
+ORDER_TITLES = {"rank": "by score rank", "position": "by position", "in place": "in place"}
+COLUMN_HELP = {
+    "position": "The token's place in the whole text, from 0.",
+    "text": "What the token says.",
+    "state": "kept: in the cache after this refresh; evicted: seen and gone; unseen: not read yet.",
+    "score": "What the strategy gave it at this refresh; higher is kept.",
+    "rank": "1 is the best score at this refresh; empty where nothing was scored.",
+    "protected": "Kept without ranking: frozen, recent or last.",
+    "evicted_at": "The refresh that evicted it.",
+}
+
+
+def show_job(runner: Runner, job: Job) -> None:
+    """Draw a job: live while it goes on, in full once it has ended."""
+    if job.ended:
+        _finished(job)
+    else:
+        _live(runner, job)
+
+
+# While it goes on
+
+
+@st.fragment(run_every=POLL_SECONDS)
+def _live(runner: Runner, job: Job) -> None:
+    if job.ended:
+        st.rerun()
+    with st.container(border=True):
+        status, button = st.columns([5, 1], vertical_alignment="center")
+        with status:
+            _status(runner, job)
+        button.button(
+            "Cancel", key="cancel", on_click=runner.cancel, args=(job,), icon=":material/stop_circle:", width="stretch"
+        )
+        trace = job.trace()
+        text = trace.text if trace is not None else ""
+        st.caption("Answer so far")
+        st.text(text or "…")
+    if trace is not None:
+        with st.container(border=True):
+            _heatmap(trace, st.session_state.get("order", "position"), None, key="live_heatmap")
+
+
+def _status(runner: Runner, job: Job) -> None:
+    progress = job.progress()
+    if job.state is State.QUEUED:
+        ahead = runner.ahead(job)
+        st.progress(
+            0.0, f"Waiting: {ahead} {'run is' if ahead == 1 else 'runs are'} before yours." if ahead else "Waiting."
+        )
+    elif progress is None:
+        st.progress(0.0, job.message or "Loading the model.")
+    elif progress.prompt_read < progress.prompt_size:
+        done = f"Reading the prompt: {progress.prompt_read} of {progress.prompt_size} tokens"
+        st.progress(progress.share, f"{done}, {progress.refreshes} refreshes")
+    else:
+        parts = [f"{progress.generated} of at most {progress.most} tokens", f"{progress.refreshes} refreshes"]
+        if progress.tokens_per_second:
+            parts.append(f"{progress.tokens_per_second:.1f} tokens/s")
+        if progress.seconds_left is not None:
+            parts.append(f"at most {_duration(progress.seconds_left)} left")
+        st.progress(progress.share, " · ".join(parts))
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 90:
+        return f"{max(1, round(seconds))} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+# When it has ended
+
+
+def _finished(job: Job) -> None:
+    trace = job.trace()
+    if job.state is State.FAILED:
+        st.error(job.message, icon=":material/error:")
+    if trace is None:
+        if job.state is State.CANCELLED:
+            st.info(job.message or "Cancelled.")
+        return
+    if job.state is State.CANCELLED:
+        st.info("Cancelled. Below is what there was until then.", icon=":material/stop_circle:")
+    _answer(trace)
+    if not len(trace.refreshes):
+        st.info(f"{NO_REFRESH} Choose a smaller chunk size h to see one.")
+        _downloads(trace)
+        return
+    _pictures(trace, job.id)
+    _downloads(trace)
+
+
+def _answer(trace: Trace) -> None:
+    numbers = run_summary(trace)
+    sample = _sample_of(trace)
+    with st.container(border=True):
+        head = st.container(horizontal=True, horizontal_alignment="distribute", vertical_alignment="center")
+        head.markdown("##### Answer")
+        right = sample.is_right(trace.text) if sample and numbers["new_tokens"] else None
+        if right is not None and sample is not None:
+            if right:
+                head.badge(f"right: {sample.answer}", icon=":material/check:", color="green")
+            else:
+                head.badge(f"expected: {sample.answer}", icon=":material/close:", color="red")
+        st.text(trace.text or "No token was generated.")
+        ended = {"eos": "ended by itself", "length": "stopped at the length limit", "cancelled": "cancelled"}
+        parts = [f"{numbers['new_tokens']} tokens", f"{numbers['seconds']:.1f} s"]
+        if numbers["new_tokens"]:
+            parts.append(f"{numbers['tokens_per_second']:.1f} tokens/s, prompt included")
+        parts.append(f"refreshes took {numbers['refresh_share']:.0%} of the time")
+        parts.append(f"cache at most {numbers['peak_entries']} entries, {numbers['peak_bytes'] / 1e6:.1f} MB allocated")
+        parts.append(ended.get(trace.stop_reason, trace.stop_reason))
+        st.caption(" · ".join(parts))
+
+
+def _sample_of(trace: Trace) -> Sample | None:
+    titles = {load_sample(name).title: name for name in sample_names()}
+    name = titles.get(str(trace.config.get("label")))
+    return load_sample(name) if name else None
+
+
+@st.fragment
+def _pictures(trace: Trace, job_id: str) -> None:
+    state = st.session_state
+    refreshes = trace.refreshes["refresh"].tolist()
+    with st.container(border=True):
+        st.markdown("##### What the cache held")
+        order = st.segmented_control(
+            "Order of the slots",
+            ORDERS,
+            default="position",
+            required=True,
+            format_func=lambda name: ORDER_TITLES[name],
+            key="order",
+            bind="query-params",
+            help="By score rank (best first, as in the paper's Figure 4), by position (oldest first), or in place: a "
+            "token keeps its column while it lives.",
+        )
+        place = st.container()
+        if state.get("pictures_of") not in (None, job_id):
+            state.pop("refresh", None)  # another run: start at its last refresh
+        state["pictures_of"] = job_id
+        shown = _choose_refresh(trace, len(refreshes))
+        with place:
+            _heatmap(trace, order, refreshes[shown - 1], key="heatmap")
+    with st.container(border=True):
+        st.markdown("##### The text at this refresh")
+        text_view(trace, refreshes[shown - 1], key="text_view")
+    with st.expander("The tokens as a table", icon=":material/table_rows:"):
+        _table(trace, refreshes[shown - 1])
+
+
+def _choose_refresh(trace: Trace, count: int) -> int:
+    """Draw the refresh slider; returns the chosen refresh, counted from 1."""
+    # A slider needs two ends.
+    shown = st.slider("Refresh", 1, count, count, key="refresh", bind="query-params") if count > 1 else 1
+    row = trace.refreshes.iloc[shown - 1]
+    phase = "while reading the prompt" if row["phase"] == "prefill" else "while answering"
+    st.caption(
+        f"Refresh {shown} of {count}, after {row['tokens_seen']} tokens, {phase}: {row['size_before']} entries before, "
+        f"{row['size_after']} after."
+    )
+    return shown
+
+
+def _heatmap(trace: Trace, order: str, refresh: int | None, key: str) -> None:
+    sentence = heatmap_sentence(trace)
+    if len(trace.refreshes):
+        figure = figures.heatmap(trace, order, highlight=refresh)
+        st.plotly_chart(figure, key=key, alt=f"Heatmap of cached positions. {sentence}", config={"displaylogo": False})
+    st.caption(sentence)
+
+
+def _table(trace: Trace, refresh: int) -> None:
+    states = token_states(trace, refresh)
+    table = states[states["state"] != "unseen"].drop(columns=["generated"])
+    table["rank"] = table["rank"].astype("Int32").where(table["rank"] > 0)
+    lost = table["evicted_at"].astype("Int32")
+    table["evicted_at"] = (lost + 1).where(lost >= 0)
+    table["text"] = table["text"].map(lambda text: repr(text)[1:-1])
+    titles = {"text": "token", "evicted_at": "evicted at refresh"}
+    config = {name: st.column_config.Column(titles.get(name, name), help=COLUMN_HELP[name]) for name in COLUMN_HELP}
+    st.dataframe(
+        pd.DataFrame(table),
+        hide_index=True,
+        height=360,
+        column_config=config,
+        alt="Every token read so far with its state, score and rank at the chosen refresh.",
+    )
+
+
+# Files
+
+
+def _downloads(trace: Trace) -> None:
+    name = f"ccviz-{trace.strategy}"
+    row = st.container(horizontal=True)
+    with row:
+        _download("Trace (.ccviz)", trace.to_bytes, f"{name}.ccviz", "application/zip", "trace")
+        _download("Entries (.csv)", lambda: table_bytes(trace, ".csv"), f"{name}.csv", "text/csv", "csv")
+        if not len(trace.refreshes):
+            return
+        for kind in ("heatmap", "overlay"):
+            with st.popover(f"{kind.capitalize()} as a file", icon=":material/download:"):
+                for suffix in FIGURE_SUFFIXES:
+                    _download_figure(trace, kind, suffix, f"{name}-{kind}{suffix}")
+
+
+def _download_figure(trace: Trace, kind: str, suffix: str, file_name: str) -> None:
+    def make() -> bytes:
+        state = st.session_state
+        refreshes = trace.refreshes["refresh"].tolist()
+        shown = min(int(state.get("refresh") or len(refreshes)), len(refreshes))
+        return figure_bytes(trace, kind, suffix, state.get("order") or "position", refreshes[shown - 1])
+
+    _download(suffix[1:].upper(), make, file_name, None, f"{kind}{suffix}")
+
+
+def _download(label: str, make: Callable[[], bytes], file_name: str, mime: str | None, key: str) -> None:
+    st.download_button(
+        label, make, file_name, mime, key=f"download-{key}", on_click="ignore", icon=":material/download:"
+    )
