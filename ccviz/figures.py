@@ -61,9 +61,9 @@ def heatmap(
             customdata=_hover(trace, order, grid.shape),
             hovertemplate=HOVER_TEXT if grid.size <= TEXT_ON_HOVER_CELLS else HOVER_PLAIN,
             hoverongaps=False,
-            xgap=1 if columns <= 160 else 0,
+            xgap=1 if columns <= 40 else 0.4 if columns <= 160 else 0,
             ygap=1 if rows <= 80 else 0,
-            colorbar={"title": {"text": "position", "side": "right"}, "thickness": 12, "outlinewidth": 0},
+            colorbar={**COLOUR_BAR, "tickvals": [0, top], "ticktext": ["position 0", f"{top:,}"]},
         )
     )
     seen = trace.refreshes["tokens_seen"].tolist()
@@ -79,7 +79,7 @@ def heatmap(
     figure.update_xaxes(title=COLUMN_TITLES[order], showgrid=False, zeroline=False, range=[-0.5, columns - 0.5])
     figure.update_layout(
         height=heatmap_height(rows),
-        margin={"l": 64, "r": 8, "t": 28, "b": 48},
+        margin={"l": 64, "r": 16, "t": 40, "b": 44},
         meta={"summary": heatmap_sentence(trace)},
         uirevision=order,
     )
@@ -91,14 +91,26 @@ def heatmap(
     return figure
 
 
+COLOUR_BAR = {
+    "orientation": "h",
+    "thickness": 8,
+    "len": 0.4,
+    "x": 1,
+    "xanchor": "right",
+    "y": 1,
+    "yanchor": "bottom",
+    "outlinewidth": 0,
+    "tickangle": 0,
+}
 HIGHLIGHT = "#0a9396"
+FROZEN = "#7b8496"
 HOVER_TEXT = "position %{z}%{customdata}<extra></extra>"
 HOVER_PLAIN = "position %{z}, slot %{x}<extra></extra>"
 
 
 def heatmap_height(rows: int) -> int:
     """Pixels: tall enough to tell rows apart, never taller than a screen."""
-    return int(min(max(96 + 22 * rows, 240), 620))
+    return int(min(max(120 + 22 * rows, 250), 620))
 
 
 def _hover(trace: Trace, order: str, shape: tuple[int, int]) -> np.ndarray | None:
@@ -125,7 +137,14 @@ def _mark_frozen(figure: go.Figure, trace: Trace, columns: int) -> None:
     frozen = min(int(trace.config.get("frozen_size", 0)), columns) if trace.strategy != "full" else 0
     if frozen:
         figure.add_shape(
-            type="line", xref="x", yref="paper", x0=-0.5, x1=frozen - 0.5, y0=1.015, y1=1.015, line={"width": 3}
+            type="line",
+            xref="x",
+            yref="paper",
+            x0=-0.5,
+            x1=frozen - 0.5,
+            y0=1.015,
+            y1=1.015,
+            line={"width": 3, "color": FROZEN},
         )
         figure.add_annotation(
             x=-0.5, y=1.02, xref="x", yref="paper", text="frozen", showarrow=False, xanchor="left", yanchor="bottom"

@@ -118,11 +118,13 @@ def run_summary(trace: Trace) -> dict[str, Any]:
     """The numbers of a run that a reader asks for first."""
     refreshes, generated = trace.refreshes, int(trace.tokens["generated"].sum())
     seconds = float(trace.config.get("seconds", 0.0))
+    decoding = seconds - float(trace.config.get("prompt_seconds", 0.0))
     return {
         "prompt_tokens": len(trace.tokens) - generated,
         "new_tokens": generated,
         "seconds": seconds,
-        "tokens_per_second": generated / seconds if seconds else 0.0,
+        "prompt_seconds": seconds - decoding,
+        "tokens_per_second": (generated - 1) / decoding if generated > 1 and decoding > 0 else 0.0,
         "refreshes": len(refreshes),
         "refresh_share": float(refreshes["seconds"].sum()) / seconds if seconds else 0.0,
         "peak_entries": int(refreshes["size_before"].max()) if len(refreshes) else len(trace.tokens),

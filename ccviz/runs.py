@@ -75,7 +75,10 @@ class Run:
         request, began = self.request, time.perf_counter()
         strategy = make_strategy(request.strategy, request.options)
         for event in stream(self.model, self.prompt_ids, {request.strategy: strategy}, request.settings, cancelled):
-            self.recorder.config["seconds"] = round(time.perf_counter() - began, 6)
+            passed = round(time.perf_counter() - began, 6)
+            self.recorder.config["seconds"] = passed
+            if not self.recorder.generated:
+                self.recorder.config["prompt_seconds"] = passed
             self.recorder.add(event)
             yield event
 
@@ -101,6 +104,7 @@ def _config(model: LanguageModel, request: Request) -> dict[str, Any]:
         },
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "seconds": 0.0,
+        "prompt_seconds": 0.0,
         "stop_reason": "",
     }
 

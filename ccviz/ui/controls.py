@@ -30,7 +30,7 @@ MODES = {
 
 
 def choose_prompt() -> Sample | None:
-    """Draw the samples, the upload and the text field; returns the chosen sample while its text is unchanged."""
+    """Draw the samples and the text field; returns the chosen sample while its text is unchanged."""
     state = st.session_state
     if "sample" not in state and "sample" not in st.query_params and "prompt" not in state:
         state["sample"] = FIRST_SAMPLE
@@ -42,12 +42,9 @@ def choose_prompt() -> Sample | None:
         key="sample",
         bind="query-params",
         persist_state="session",
+        wrap=True,
     )
     _fill_in(state.get("sample"))
-    with st.popover("Upload a .txt", icon=":material/upload_file:"):
-        st.file_uploader("A text file, UTF-8", type=["txt", "md"], key="prompt_upload", on_change=_read_upload)
-    if state.get("upload_problem"):
-        st.error(state.pop("upload_problem"))
     st.text_area("Prompt", key="prompt", height=180, persist_state="session", placeholder="Type or paste a prompt.")
     sample = load_sample(state["sample"]) if state.get("sample") in titles else None
     return sample if sample is not None and sample.text == state.get("prompt") else None
@@ -76,6 +73,14 @@ def _fill_in(name: str | None) -> None:
     for key, value in budgets.items():
         if not (first and key in st.query_params):
             state[key] = value
+
+
+def upload_prompt() -> None:
+    """Draw the upload of a text file; its text becomes the prompt."""
+    with st.popover("Upload a .txt", icon=":material/upload_file:"):
+        st.file_uploader("A text file, UTF-8", type=["txt", "md"], key="prompt_upload", on_change=_read_upload)
+    if st.session_state.get("upload_problem"):
+        st.error(st.session_state.pop("upload_problem"), icon=":material/error:")
 
 
 def _read_upload() -> None:

@@ -17,7 +17,7 @@ PAGES = {
 
 def begin(title: str) -> None:
     """Set the page up and draw the sidebar's head; call it first on every page."""
-    st.set_page_config(page_title=f"{title} · ccviz", page_icon=":material/grid_on:", layout="wide")
+    st.set_page_config(page_title=f"{title} · ccviz", page_icon=str(Path(__file__).parent / "icon.png"), layout="wide")
     with st.sidebar:
         st.markdown("### ccviz")
         st.caption("See what a KV cache remembers.")

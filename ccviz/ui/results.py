@@ -56,7 +56,11 @@ def _live(runner: Runner, job: Job) -> None:
         st.text(text or "…")
     if trace is not None:
         with st.container(border=True):
-            _heatmap(trace, st.session_state.get("order", "position"), None, key="live_heatmap")
+            st.markdown("##### What the cache held")
+            if len(trace.refreshes):
+                _heatmap(trace, st.session_state.get("order") or "position", None, key="live_heatmap")
+            else:
+                st.caption("A picture of the cache grows here, one row a refresh.")
 
 
 def _status(runner: Runner, job: Job) -> None:
@@ -70,14 +74,18 @@ def _status(runner: Runner, job: Job) -> None:
         st.progress(0.0, job.message or "Loading the model.")
     elif progress.prompt_read < progress.prompt_size:
         done = f"Reading the prompt: {progress.prompt_read} of {progress.prompt_size} tokens"
-        st.progress(progress.share, f"{done}, {progress.refreshes} refreshes")
+        st.progress(progress.share, f"{done} · {_refreshes(progress.refreshes)}")
     else:
-        parts = [f"{progress.generated} of at most {progress.most} tokens", f"{progress.refreshes} refreshes"]
+        parts = [f"{progress.generated} of at most {progress.most} tokens", _refreshes(progress.refreshes)]
         if progress.tokens_per_second:
             parts.append(f"{progress.tokens_per_second:.1f} tokens/s")
         if progress.seconds_left is not None:
             parts.append(f"at most {_duration(progress.seconds_left)} left")
         st.progress(progress.share, " · ".join(parts))
+
+
+def _refreshes(count: int) -> str:
+    return "1 refresh" if count == 1 else f"{count} refreshes"
 
 
 def _duration(seconds: float) -> str:
@@ -122,9 +130,11 @@ def _answer(trace: Trace) -> None:
                 head.badge(f"expected: {sample.answer}", icon=":material/close:", color="red")
         st.text(trace.text or "No token was generated.")
         ended = {"eos": "ended by itself", "length": "stopped at the length limit", "cancelled": "cancelled"}
-        parts = [f"{numbers['new_tokens']} tokens", f"{numbers['seconds']:.1f} s"]
-        if numbers["new_tokens"]:
-            parts.append(f"{numbers['tokens_per_second']:.1f} tokens/s, prompt included")
+        parts = [f"{numbers['prompt_tokens']} prompt tokens read in {numbers['prompt_seconds']:.1f} s"]
+        written = f"{numbers['new_tokens']} tokens written"
+        if numbers["tokens_per_second"]:
+            written += f", {numbers['tokens_per_second']:.1f} a second"
+        parts.append(written)
         parts.append(f"refreshes took {numbers['refresh_share']:.0%} of the time")
         parts.append(f"cache at most {numbers['peak_entries']} entries, {numbers['peak_bytes'] / 1e6:.1f} MB allocated")
         parts.append(ended.get(trace.stop_reason, trace.stop_reason))
