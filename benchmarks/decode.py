@@ -19,7 +19,9 @@ from ccviz.engine import stream
 from ccviz.settings import Settings
 from ccviz.strategies import make_strategy
 
-PROMPT = "The lighthouse keeper wrote in his diary every evening. This is what he wrote on the longest night of the year:"
+PROMPT = (
+    "The lighthouse keeper wrote in his diary every evening. This is what he wrote on the longest night of the year:"
+)
 NEW_TOKENS = 200
 
 
@@ -54,9 +56,7 @@ def main(rounds: int, dtype: str) -> None:
         return tokens
 
     def ours(strategy: str = "full") -> ccviz.Trace:
-        return ccviz.generate(
-            model, prompt, strategy=strategy, cache_size=64, chunk_size=16, max_new_tokens=NEW_TOKENS
-        )
+        return ccviz.generate(model, prompt, strategy=strategy, cache_size=64, chunk_size=16, max_new_tokens=NEW_TOKENS)
 
     def unrecorded(strategy: str) -> None:
         settings = Settings(cache_size=64, chunk_size=16, max_new_tokens=NEW_TOKENS)

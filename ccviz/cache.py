@@ -42,12 +42,14 @@ class _Buffer:
         room.narrow(self.axis, start, count).copy_(new)
         return room.narrow(self.axis, 0, start + count)
 
-    def keep(self, slots: Tensor) -> None:
-        """Move the entries at ``slots`` (rows, J), ascending, to the front; the places behind are free again."""
+    def keep(self, slots: Tensor, capacity: int) -> None:
+        """Move the entries at ``slots`` (rows, J), ascending, to the front of ``capacity`` places; the rest is free."""
         assert self.data is not None
         index = slots.to(self.data.device)
         kept = torch.stack([row.index_select(self.axis - 1, at) for row, at in zip(self.data, index, strict=True)])
-        self.data.narrow(self.axis, 0, slots.shape[1]).copy_(kept)
+        if capacity < self.data.shape[self.axis]:
+            self.data = None
+        self.write(kept, 0, capacity)
 
     def select_rows(self, rows: Tensor) -> None:
         if self.data is not None:
@@ -112,10 +114,15 @@ class BoundedCache(Cache):
         self._inputs.write(hidden, self.size - self._pending, self.capacity)
 
     def keep(self, slots: Tensor) -> None:
-        """Evict all but ``slots`` (rows, J), ascending in each row. Kept keys and values stay bitwise as they were."""
-        for buffer in self._buffers():
-            buffer.keep(slots)
+        """Evict all but ``slots`` (rows, J), ascending in each row. Kept keys and values stay bitwise as they were.
+
+        A bounded store keeps its memory for the next chunk; an unbounded one, cut down once, gives it back.
+        """
         self.size = slots.shape[1]
+        if self.limit is None:
+            self.capacity = max(self.size, FIRST_CAPACITY)
+        for buffer in self._buffers():
+            buffer.keep(slots, self.capacity)
 
     def select_rows(self, rows: list[int]) -> None:
         """Keep these rows, in this order; a row may be named several times (lanes that part) or never (finished)."""

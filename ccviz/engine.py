@@ -158,7 +158,8 @@ class _Batch:
     def decode(self) -> Iterator[Event]:
         while True:
             self.checkpoint()
-            logits = self.model.logits(self.hidden)
+            # A model spread over several devices ends on another one than it begins on.
+            logits = self.model.logits(self.hidden).to(self.model.device)
             tokens, logprobs = self.choose(logits)
             (chosen, chosen_logprobs), refreshed = self.land([tokens, logprobs])
             yield from refreshed

@@ -89,20 +89,26 @@ class Job:
     _ended: threading.Event = field(default_factory=threading.Event)
     _started: float = 0.0
     _prompt_done: float = 0.0
-    _final: Trace | None = None
+    _snapshot: Trace | None = None
+    _snapshot_is_final: bool = False
+    _next_snapshot: float = 0.0  # when a page may have a fresh one
 
     @property
     def ended(self) -> bool:
         return self.state in ENDED
 
     def trace(self) -> Trace | None:
-        """What has happened so far; None until the run has begun."""
-        if self._final is not None or self.run is None:
-            return self._final
-        ended, trace = self.ended, self.run.recorder.trace()
-        if ended:
-            self._final = trace
-        return trace
+        """What has happened so far; None until the run has begun.
+
+        While the run goes on this is a snapshot, made anew at most as often as keeps its cost to a tenth of the time.
+        """
+        ended, began = self.ended, time.monotonic()
+        if self.run is None or self._snapshot_is_final or (began < self._next_snapshot and not ended):
+            return self._snapshot
+        self._snapshot = self.run.recorder.trace()
+        self._snapshot_is_final = ended
+        self._next_snapshot = began + 10 * (time.monotonic() - began)
+        return self._snapshot
 
     def progress(self) -> Progress | None:
         """How far the run is; None until it has begun."""
@@ -159,7 +165,7 @@ class Runner:
 
     def adopt(self, trace: Trace) -> Job:
         """A job that has ended with this trace, such as one from a file."""
-        job = Job(ModelSpec(str(trace.config.get("model", ""))), _final=trace)
+        job = Job(ModelSpec(str(trace.config.get("model", ""))), _snapshot=trace)
         job._end(State.DONE)
         with self._lock:
             self._remember(job)

@@ -148,7 +148,7 @@ class LanguageModel:
 
         The stock model still makes its own embeddings, rotary angles and masks; the other layers hand their input
         through, and the last one is given ``inputs`` instead. With ``ffn=False`` the output of its feed-forward
-        block is set to zero, which leaves attention and residual (paper section 3.2; the released code does so).
+        block is set to zero, which leaves attention and residual, as the released code does.
         """
         last = self.layers[-1]
 

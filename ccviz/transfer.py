@@ -36,6 +36,7 @@ def fetch(tensors: list[Tensor]) -> list[npt.NDArray[Any]]:
     if not tensors:
         return []
     as_words = [t.float().view(torch.int32) if t.is_floating_point() else t.int() for t in tensors]
-    words = torch.cat(as_words).cpu().numpy()
+    gathered = torch.cat([t.to(as_words[0].device, non_blocking=True) for t in as_words])
+    words = gathered.cpu().numpy()
     parts = np.split(words, np.cumsum([t.shape[0] for t in tensors])[:-1])
     return [p.view(np.float32) if t.is_floating_point() else p for p, t in zip(parts, tensors, strict=True)]

@@ -191,6 +191,13 @@ def test_the_cache_never_holds_more_than_its_budget_and_one_chunk(strategy: str,
             assert allocated <= cache + chunk
 
 
+def test_a_cache_cut_down_once_gives_its_memory_back(tiny_llama: LanguageModel) -> None:
+    settings = Settings(16, 8, 12, refresh_mode="prefill_end")
+    _, refreshes = collect(tiny_llama, prompt_of(400), "sliding_window", {}, settings)
+    assert refreshes[0].size_before == 400
+    assert refreshes[0].cache_bytes <= 64 * tiny_llama.entry_bytes
+
+
 def test_a_strategy_object_used_again_gives_what_a_fresh_one_gives(tiny_llama: LanguageModel) -> None:
     for name in strategy_names():
         used = make_strategy(name)

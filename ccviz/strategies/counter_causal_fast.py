@@ -17,7 +17,7 @@ from ccviz.strategies.registry import register
 class CounterCausalFast(CounterCausal):
     """`CounterCausal` with only the last layer run, on the input it had when each token was first read.
 
-    Attention over later cached entries, residual, final norm and head (paper section 3.2).
+    Attention over later cached entries, residual, final norm and head.
 
     Parameters
     ----------
@@ -28,7 +28,7 @@ class CounterCausalFast(CounterCausal):
     name: ClassVar[str] = "counter_causal_fast"
     title: ClassVar[str] = "Counter-causal, fast"
     summary: ClassVar[str] = "The same surprise, estimated from the last layer alone: cheaper, and close."
-    source: ClassVar[str] = "arXiv 2607.27600, section 3.2"
+    source: ClassVar[str] = "arXiv 2607.27600 (fast form)"
     needs_layer_inputs: ClassVar[bool] = True
 
     ffn: bool = field(default=False, metadata={"help": "Also run the last layer's feed-forward block."})

@@ -20,7 +20,7 @@ class Full(Strategy):
     name: ClassVar[str] = "full"
     title: ClassVar[str] = "Full cache"
     summary: ClassVar[str] = "Keeps every token; the yardstick for all others."
-    source: ClassVar[str] = "arXiv 2607.27600, section 4 (baseline)"
+    source: ClassVar[str] = "arXiv 2607.27600 (baseline)"
     evicts: ClassVar[bool] = False
 
     def scores(self, entries: Entries) -> Tensor:

@@ -34,7 +34,7 @@ class HeavyHitter(Strategy):
     name: ClassVar[str] = "heavy_hitter"
     title: ClassVar[str] = "Heavy hitter"
     summary: ClassVar[str] = "Keeps the tokens that have drawn most attention so far, and the most recent ones."
-    source: ClassVar[str] = "arXiv 2607.27600, section 4 (baseline), after H2O, arXiv 2306.14048"
+    source: ClassVar[str] = "arXiv 2607.27600 (baseline), after H2O, arXiv 2306.14048"
     scores_every_refresh: ClassVar[bool] = True
 
     recent: int | None = field(

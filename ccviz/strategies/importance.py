@@ -29,7 +29,7 @@ class Importance(Strategy):
     name: ClassVar[str] = "importance"
     title: ClassVar[str] = "Importance"
     summary: ClassVar[str] = "Keeps the tokens whose last-layer keys resemble the newest one."
-    source: ClassVar[str] = "arXiv 2607.27600, section 4 (baseline)"
+    source: ClassVar[str] = "arXiv 2607.27600 (baseline)"
 
     queries: str = field(
         default="last",

@@ -19,7 +19,7 @@ class SlidingWindow(Strategy):
     name: ClassVar[str] = "sliding_window"
     title: ClassVar[str] = "Sliding window"
     summary: ClassVar[str] = "Keeps the newest tokens and forgets the oldest."
-    source: ClassVar[str] = "arXiv 2607.27600, section 4 (baseline)"
+    source: ClassVar[str] = "arXiv 2607.27600 (baseline)"
 
     def scores(self, entries: Entries) -> Tensor:
         """The positions, (n,) float32."""
