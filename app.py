@@ -12,7 +12,7 @@ from ccviz.network import LanguageModel
 from ccviz.prompts import Sample
 from ccviz.runs import Request
 from ccviz.settings import Settings
-from ccviz.tokens import encode_prompt
+from ccviz.tokens import check_text, encode_prompt
 from ccviz.trace import Trace
 from ccviz.ui import controls, page
 from ccviz.ui.results import POLL_SECONDS, show_job
@@ -127,8 +127,7 @@ def _start(
     sample: Sample | None,
 ) -> None:
     try:
-        if not plan.prompt.strip():
-            raise UserError("The prompt is empty: type some text, or choose a sample.")
+        check_text(plan.prompt)
         if plan.settings is None:
             raise UserError(plan.problem)
         request = Request(

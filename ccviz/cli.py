@@ -92,9 +92,11 @@ def _run(given: argparse.Namespace) -> int:
     if given.output and Path(given.output).suffix != ".ccviz":
         raise UserError(f"a trace is saved as .ccviz, not as {given.output!r}: rename the output.")
     from ccviz.strategies import make_strategy
+    from ccviz.tokens import check_text
 
     make_strategy(given.strategy, _options(given.option))  # wrong names are said before a model is loaded
     sample, text = _prompt(given)
+    check_text(text)
     _settings(given, sample, frozen_size=0)
     run = _prepared(given, sample, text)
     _watch(run)

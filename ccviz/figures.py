@@ -101,6 +101,7 @@ COLOUR_BAR = {
     "yanchor": "bottom",
     "outlinewidth": 0,
     "tickangle": 0,
+    "ypad": 2,
 }
 HIGHLIGHT = "#0a9396"
 FROZEN = "#7b8496"

@@ -9,11 +9,14 @@ import contextlib
 import os
 import platform
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate import init_empty_weights
+from huggingface_hub import HfApi, try_to_load_from_cache
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
@@ -25,6 +28,7 @@ from ccviz.network import LAYER_KINDS, LanguageModel, layer_kinds
 
 DEVICES = ("auto", "cuda", "mps", "cpu")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+HUB_SECONDS = 15.0  # how long to wait for the hub's answer on whether a model is there
 ROOM_TO_RUN = 0.85  # the share of a device's free memory that weights may fill
 
 # Architectures that are causal language models and still cannot run under a bounded cache of explicit masks.
@@ -80,12 +84,12 @@ def load_model(
         raise UserError(f"The model is given by name: {embedded.NAME!r}, a hub id such as 'org/name', or a folder.")
     name = name.strip()
     target = choose_device(device)
-    place = str(embedded.embedded_model_folder(progress)) if name == embedded.NAME else _place(name)
-    config = _reading(name, lambda: AutoConfig.from_pretrained(place))
+    place = Place(str(embedded.embedded_model_folder(progress)), True) if name == embedded.NAME else find(name)
+    config = _reading(name, lambda: AutoConfig.from_pretrained(place.path, local_files_only=place.here))
     refuse_unsupported(name, config)
     weights = choose_dtype(dtype, target, config)
     progress(f"Loading {name}.")
-    tokenizer = _reading(name, lambda: AutoTokenizer.from_pretrained(place))
+    tokenizer = _reading(name, lambda: AutoTokenizer.from_pretrained(place.path, local_files_only=place.here))
     model = _load_weights(name, place, config, target, weights)
     model.eval()
     loaded = LanguageModel(model, tokenizer, name, _input_device(model, target), weights)
@@ -159,19 +163,52 @@ def refuse_unsupported(name: str, config: Any) -> None:
         )
 
 
-def _place(name: str) -> str:
-    """A folder's path or a hub id, as transformers takes it."""
+@dataclass(frozen=True)
+class Place:
+    """Where a model is read from: a folder's path or a hub id, and whether its files are on this machine."""
+
+    path: str
+    here: bool
+
+
+def find(name: str) -> Place:
+    """Find a model by a folder's path or a hub id.
+
+    Raises
+    ------
+    UserError
+        If there is no such folder, it holds no model, the hub has no such id, or cannot be asked.
+    """
     path = Path(name).expanduser()
     if path.is_dir():
         if not (path / "config.json").is_file():
             raise UserError(f"The folder {name} holds no model: it has no config.json.")
-        return str(path)
+        return Place(str(path), True)
     looks_like_path = name.startswith((".", "/", "~", os.sep)) or name.count("/") > 1 or "\\" in name
     if looks_like_path or path.exists():
+        raise UserError(f"There is no model folder {name}: give a folder with a config.json, or a hub id (org/name).")
+    return _find_on_hub(name)
+
+
+def _find_on_hub(name: str) -> Place:
+    """Ask the hub once, shortly: transformers' own readers ask six times a file before they give up."""
+    try:
+        HfApi().model_info(name, timeout=HUB_SECONDS)
+    except HFValidationError:
+        raise UserError(f"{name!r} names no model: give {embedded.NAME}, a hub id (org/name), or a folder.") from None
+    except Exception as error:  # what the http library of the day raises when nobody answers
+        if isinstance(try_to_load_from_cache(name, "config.json"), str):
+            return Place(name, True)
+        if isinstance(error, HfHubHTTPError) and getattr(error.response, "status_code", 500) in (401, 403, 404):
+            raise UserError(
+                f"The model {name} was not found on the hub, or is only for those who log in: check the spelling, "
+                "or run `hf auth login`."
+            ) from None
         raise UserError(
-            f"There is no model folder {name}: give a folder with a config.json, or a hub id like org/name."
-        )
-    return name
+            f"The model {name} was not found on this machine, and the hub cannot be reached from here: check the "
+            f"network, or use a local folder or {embedded.NAME}."
+        ) from None
+    return Place(name, False)
 
 
 def _reading(name: str, read: Callable[[], Any]) -> Any:
@@ -184,25 +221,22 @@ def _reading(name: str, read: Callable[[], Any]) -> Any:
 
 def _why_unreadable(name: str, error: Exception) -> str:
     text = str(error)
-    local = Path(name).expanduser().is_dir()
     if "trust_remote_code" in text:
         return f"{name} needs code that comes with the checkpoint, which ccviz does not run: choose another model."
     if "gated" in text.lower() or "401" in text:
-        return f"{name} is not on the hub, or only for those who log in: check the id, or run `hf auth login`."
-    if isinstance(error, OSError) and not local:
-        return (
-            f"The model {name} was not found: there is no such hub id, or the hub cannot be reached from here. Check "
-            f"the spelling and the network, or use a local folder or {embedded.NAME}."
-        )
+        return f"{name} is only for those who log in and were let in: run `hf auth login`, or choose another model."
     first = text.strip().splitlines()[0] if text.strip() else type(error).__name__
     return f"The model {name} cannot be read: {first}"
 
 
-def _load_weights(name: str, place: str, config: Any, device: torch.device, dtype: torch.dtype) -> Any:
+def _load_weights(name: str, place: Place, config: Any, device: torch.device, dtype: torch.dtype) -> Any:
+    spread = {"device_map": "auto"} if device.type == "cuda" and not _fits(config, device, dtype) else {}
+
+    def read() -> Any:
+        return AutoModelForCausalLM.from_pretrained(place.path, dtype=dtype, local_files_only=place.here, **spread)
+
     with _quiet():
-        if device.type == "cuda" and not _fits(config, device, dtype):
-            return _reading(name, lambda: AutoModelForCausalLM.from_pretrained(place, dtype=dtype, device_map="auto"))
-        return _reading(name, lambda: AutoModelForCausalLM.from_pretrained(place, dtype=dtype)).to(device)
+        return _reading(name, read) if spread else _reading(name, read).to(device)
 
 
 @contextlib.contextmanager

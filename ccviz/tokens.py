@@ -54,8 +54,7 @@ def encode_prompt(
     """
     if not isinstance(prompt, str):
         return EncodedPrompt(_checked_ids(tokenizer, prompt), 0)
-    if not prompt.strip():
-        raise UserError("The prompt is empty: type some text, or choose a sample.")
+    check_text(prompt)
     if not (chat and getattr(tokenizer, "chat_template", None)):
         return EncodedPrompt(_encode(tokenizer, prompt, special=True), 0)
     ids = _encode(tokenizer, _render(tokenizer, system, prompt))
@@ -68,6 +67,12 @@ def encode_prompt(
 def _shared(one: Sequence[Any], other: Sequence[Any]) -> int:
     """How many items two sequences have in common at their start."""
     return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
+
+
+def check_text(prompt: str) -> None:
+    """Raise `UserError` if a prompt has nothing in it."""
+    if not prompt.strip():
+        raise UserError("The prompt is empty: type some text, or choose a sample.")
 
 
 def _render(tokenizer: Any, system: str | None, user: str) -> str:
