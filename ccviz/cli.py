@@ -89,8 +89,8 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(given: argparse.Namespace) -> int:
-    if given.output and Path(given.output).suffix != ".ccviz":
-        raise UserError(f"a trace is saved as .ccviz, not as {given.output!r}: rename the output.")
+    if given.output:
+        _check_output(Path(given.output))
     from ccviz.strategies import make_strategy
     from ccviz.tokens import check_text
 
@@ -101,10 +101,21 @@ def _run(given: argparse.Namespace) -> int:
     run = _prepared(given, sample, text)
     _watch(run)
     trace = run.recorder.trace()
-    print(trace.text)
     if given.output:
-        print(f"saved {trace.save(given.output)}", file=sys.stderr)
+        trace.save(given.output)
+    encoding = sys.stdout.encoding or "utf-8"  # a terminal that lacks a character gets its escape instead
+    print(trace.text.encode(encoding, "backslashreplace").decode(encoding))
+    if given.output:
+        print(f"saved {given.output}", file=sys.stderr)
     return 0
+
+
+def _check_output(target: Path) -> None:
+    """Say before a long run, not after it, that its trace could not be saved."""
+    if target.suffix != ".ccviz":
+        raise UserError(f"a trace is saved as .ccviz, not as {target.name!r}: rename the output.")
+    if not target.parent.is_dir():
+        raise UserError(f"{target} cannot be written: there is no folder {target.parent}.")
 
 
 def _prompt(given: argparse.Namespace) -> tuple[Sample | None, str]:
@@ -165,7 +176,7 @@ def _prepared(given: argparse.Namespace, sample: Sample | None, text: str) -> Ru
     from ccviz.tokens import encode_prompt
 
     wanted = given.frozen_size if given.frozen_size is not None else ("system" if sample else "0")
-    if wanted != "system" and not wanted.isdigit():
+    if wanted != "system" and not wanted.isdecimal():
         raise UserError(f"--frozen-size takes a whole number or 'system', not {wanted!r}.")
     if wanted != "system":
         _settings(given, sample, int(wanted))

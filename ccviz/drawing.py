@@ -56,7 +56,7 @@ def draw_heatmap(trace: Trace, order: str) -> Figure:
     axes.set_yticks([at + 0.5 for at in ticks], [f"{seen[at]:,}" for at in ticks])
     axes.set_ylabel("tokens seen at the refresh")
     axes.set_xlabel(COLUMN_TITLES[order])
-    axes.set_title(_title(trace), loc="left", fontsize=10)
+    axes.set_title(_title(trace), loc="left", fontsize=10, parse_math=False, family=fonts())
     axes.spines[["top", "right"]].set_visible(False)
     figure.colorbar(image, ax=axes, label="position", pad=0.01)
     figure.supxlabel(heatmap_sentence(trace), fontsize=7, x=0.01, ha="left", wrap=True)
@@ -74,7 +74,7 @@ def draw_overlay(trace: Trace, refresh: int) -> Figure:
     axes.set_xlim(0, COLUMNS)
     axes.set_ylim(lines + 4, 0)
     family = fonts()
-    axes.text(0, 1, _title(trace), fontsize=10, va="center", parse_math=False)
+    axes.text(0, 1, _title(trace), fontsize=10, va="center", parse_math=False, family=fonts())
     axes.text(0, 2.1, states_sentence(trace, refresh), fontsize=7.5, va="center")
     for piece in pieces:
         _draw_piece(axes, piece, family)
@@ -102,7 +102,7 @@ def _laid_out(trace: Trace, refresh: int) -> Iterator[_Piece]:
         for part in text.replace("\t", "    ").splitlines(keepends=True):
             shown = part.rstrip("\r\n")
             broken = shown != part
-            shown += "⏎" if broken else ""
+            shown = "".join(map(_drawable, shown)) + ("⏎" if broken else "")
             for chunk in _wrapped(shown, COLUMNS - column):
                 width = sum(_cells(letter) for letter in chunk)
                 if column + width > COLUMNS:
@@ -121,6 +121,11 @@ def _wrapped(text: str, room: int) -> Iterator[str]:
         text, room = text[take:], COLUMNS
     if text:
         yield text
+
+
+def _drawable(letter: str) -> str:
+    """The letter, or U+FFFD for those that no picture can hold (XML forbids most control characters)."""
+    return "\ufffd" if unicodedata.category(letter) in ("Cc", "Cn", "Cs") else letter
 
 
 def _cells(letter: str) -> int:

@@ -36,7 +36,7 @@ def sentence_for(error: BaseException) -> str | None:
         return " ".join(str(error).split())
     torch = sys.modules.get("torch")  # not imported here: pages that need no model stay light
     out_of_memory = (MemoryError,) if torch is None else (MemoryError, torch.OutOfMemoryError)
-    cpu_allocator = isinstance(error, RuntimeError) and "not enough memory" in str(error)
+    cpu_allocator = isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
     if isinstance(error, out_of_memory) or cpu_allocator:
         return (
             "The machine ran out of memory: choose a smaller cache size or chunk size, a shorter prompt, "

@@ -8,6 +8,7 @@ from __future__ import annotations
 import html
 import io
 import json
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -65,10 +66,12 @@ def figure_bytes(trace: Trace, kind: str, suffix: str, order: str = "position", 
         refresh = int(trace.refreshes["refresh"].iloc[-1])
     if suffix.lower() == ".html":
         return (_heatmap_page(trace, order) if kind == "heatmap" else _overlay_page(trace, refresh)).encode()
-    with matplotlib.rc_context(_STYLE):
+    with matplotlib.rc_context(_STYLE), warnings.catch_warnings():
         figure = draw_heatmap(trace, order) if kind == "heatmap" else draw_overlay(trace, refresh)
         buffer = io.BytesIO()
         suffix = suffix.lower()
+        # A script for which this machine has no font is drawn as boxes; a line about each is no help.
+        warnings.filterwarnings("ignore", r"Glyph \d+")
         figure.savefig(buffer, format=suffix[1:], metadata=_NO_DATE[suffix], dpi=200)
     return buffer.getvalue()
 
@@ -154,5 +157,8 @@ def save_table(trace: Trace, path: str | Path, table: str = "entries") -> Path:
 
 
 def _json(trace: Trace) -> bytes:
-    tables = {name: json.loads(getattr(trace, name).to_json(orient="records")) for name in TABLES}
+    frames = {"entries": trace.all_entries(), "tokens": trace.tokens, "refreshes": trace.refreshes}
+    tables = {
+        name: frame.astype(object).where(frame.notna(), None).to_dict("records") for name, frame in frames.items()
+    }
     return json.dumps({"config": trace.config, **tables}, ensure_ascii=False).encode()

@@ -24,7 +24,7 @@ from ccviz.events import PromptFed, TokenGenerated
 from ccviz.models import load_model
 from ccviz.network import LanguageModel
 from ccviz.runs import Request, Run
-from ccviz.trace import Trace
+from ccviz.trace import Recorder, Trace
 
 KEPT_JOBS = 50  # finished jobs that stay reachable by their id
 
@@ -84,10 +84,10 @@ class Job:
     id: str = field(default_factory=lambda: uuid.uuid4().hex[:10])
     state: State = State.QUEUED
     message: str = ""  # what is happening, or what went wrong, in one sentence
-    run: Run | None = None
+    recorder: Recorder | None = None
     _cancel: threading.Event = field(default_factory=threading.Event)
     _ended: threading.Event = field(default_factory=threading.Event)
-    _started: float = 0.0
+    _lock: threading.Lock = field(default_factory=threading.Lock)  # pages ask for snapshots at the same time
     _prompt_done: float = 0.0
     _snapshot: Trace | None = None
     _snapshot_is_final: bool = False
@@ -103,19 +103,20 @@ class Job:
         While the run goes on this is a snapshot, made anew at most as often as keeps its cost to a tenth of the time.
         """
         ended, began = self.ended, time.monotonic()
-        if self.run is None or self._snapshot_is_final or (began < self._next_snapshot and not ended):
+        with self._lock:
+            if self.recorder is None or self._snapshot_is_final or (began < self._next_snapshot and not ended):
+                return self._snapshot
+            self._snapshot = self.recorder.trace()
+            self._snapshot_is_final = ended
+            self._next_snapshot = began + 10 * (time.monotonic() - began)
             return self._snapshot
-        self._snapshot = self.run.recorder.trace()
-        self._snapshot_is_final = ended
-        self._next_snapshot = began + 10 * (time.monotonic() - began)
-        return self._snapshot
 
     def progress(self) -> Progress | None:
         """How far the run is; None until it has begun."""
-        if self.run is None or self.request is None:
+        if self.recorder is None or self.request is None:
             return None
-        recorder, most = self.run.recorder, self.request.settings.max_new_tokens
-        size, generated, now = len(self.run.prompt_ids), recorder.generated, time.monotonic()
+        recorder, most = self.recorder, self.request.settings.max_new_tokens
+        size, generated, now = recorder.prompt_size, recorder.generated, time.monotonic()
         read = min(recorder.tokens_seen, size)
         rate = generated / max(now - self._prompt_done, 1e-6) if self._prompt_done and generated else 0.0
         left = (most - generated) / rate if rate and generated > 1 else None
@@ -155,9 +156,9 @@ class Runner:
         """Queue the loading of a model, or return the job that already waits for it or has failed at it last."""
         with self._lock:
             same = [job for job in self._jobs.values() if job.request is None and job.spec == spec]
-            if same and (not same[-1].ended or spec == self._spec or same[-1].state is State.FAILED):
+            if same and (not same[-1].ended or same[-1].state is State.FAILED or spec == self._spec):
                 return same[-1]
-        return self._enqueue(Job(spec))
+            return self._enqueue(Job(spec))
 
     def retry(self, spec: ModelSpec) -> None:
         """Queue the loading of a model once more, after it failed."""
@@ -210,6 +211,9 @@ class Runner:
 
     def _remember(self, job: Job) -> None:
         self._jobs[job.id] = job
+        self._forget()
+
+    def _forget(self) -> None:
         ended = [key for key, kept in self._jobs.items() if kept.ended]
         for key in ended[: max(0, len(ended) - KEPT_JOBS)]:
             del self._jobs[key]
@@ -230,8 +234,12 @@ class Runner:
                 sentence = sentence_for(error)
                 if sentence is None:
                     log.exception("job %s failed", job.id)
-                    sentence = f"Something went wrong inside ccviz ({type(error).__name__}: {error}). Please report it."
+                    reason = " ".join(f"{type(error).__name__}: {error}".split())
+                    sentence = f"Something went wrong inside ccviz ({reason}). Please report it."
                 job._end(State.FAILED, sentence)
+            with self._lock:
+                self._jobs.move_to_end(job.id)  # remembered by when they ended
+                self._forget()
 
     def _do(self, job: Job) -> None:
         model = self._loaded(job)
@@ -239,7 +247,7 @@ class Runner:
             job._end(State.DONE)
             return
         run = Run(model, job.request)
-        job.run, job._started, job.message = run, time.monotonic(), ""
+        job.recorder, job.message = run.recorder, ""
         job.state = State.RUNNING
         for event in run.events(job._cancel.is_set):
             if isinstance(event, PromptFed) and event.tokens_seen == len(run.prompt_ids):

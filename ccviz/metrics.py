@@ -108,7 +108,7 @@ def token_states(trace: Trace, refresh: int) -> pd.DataFrame:
     kept = position.map(here["kept"]).fillna(False).astype(bool)
     table["state"] = np.where(kept, "kept", np.where(position < seen, "evicted", "unseen"))
     table["score"] = position.map(here["score"]).astype("float32")
-    table["rank"] = position.map(here["score"].rank(ascending=False, method="first")).fillna(0).astype("int32")
+    table["rank"] = position.map(here["score"][::-1].rank(ascending=False, method="first")).fillna(0).astype("int32")
     table["protected"] = position.map(here["protected"]).fillna("").astype("str")
     table["evicted_at"] = position.map(lost).fillna(-1).astype("int32")
     return table
@@ -127,9 +127,20 @@ def run_summary(trace: Trace) -> dict[str, Any]:
         "tokens_per_second": (generated - 1) / decoding if generated > 1 and decoding > 0 else 0.0,
         "refreshes": len(refreshes),
         "refresh_share": float(refreshes["seconds"].sum()) / seconds if seconds else 0.0,
-        "peak_entries": int(refreshes["size_before"].max()) if len(refreshes) else len(trace.tokens),
+        "peak_entries": _peak_entries(trace),
         "peak_bytes": int(refreshes["cache_bytes"].max()) if len(refreshes) else 0,
     }
+
+
+def _peak_entries(trace: Trace) -> int:
+    """The most entries the cache held: before a refresh, or at the end, after what was read since the last one."""
+    generated = bool(trace.tokens["generated"].any())
+    processed = len(trace.tokens) - generated  # the newest token of an answer is never processed
+    if not len(trace.refreshes):
+        return processed
+    last = trace.refreshes.iloc[-1]
+    at_end = int(last["size_after"]) + processed - int(last["tokens_seen"])
+    return max(int(trace.refreshes["size_before"].max()), at_end)
 
 
 # Sentences. Each says in words what a picture shows, for those who cannot see it and those who want to be sure.
@@ -143,17 +154,16 @@ def heatmap_sentence(trace: Trace) -> str:
         return NO_REFRESH
     last = trace.refreshes.iloc[-1]
     seen, size = int(last["tokens_seen"]), int(last["size_after"])
+    times = "1 refresh" if len(trace.refreshes) == 1 else f"{len(trace.refreshes)} refreshes"
     if seen == size:
-        return (
-            f"After {len(trace.refreshes)} refreshes the cache still holds all {seen} tokens seen: nothing was evicted."
-        )
+        return f"After {times} the cache still holds all {seen} tokens seen: nothing was evicted."
     kept = survivors(trace)
     final = kept[kept["refresh"] == last["refresh"]]
     frozen = int((final["protected"] == "frozen").sum())
     free = final.loc[final["protected"] != "frozen", "position"]
     late = int((free >= seen / 2).sum())
     return (
-        f"After {len(trace.refreshes)} refreshes the cache holds {size} of {seen} tokens seen"
+        f"After {times} the cache holds {size} of {seen} tokens seen"
         f"{f', {frozen} of them frozen' if frozen else ''}; "
         f"{late} {'of the others ' if frozen else ''}come from the later half of the text."
     )

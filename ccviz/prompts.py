@@ -6,7 +6,7 @@ Knows the files in ``sample_prompts/``; knows nothing of models.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +55,7 @@ class Sample:
         """Whether a generated text holds the right answer as whole words; None where the sample has none."""
         if not self.answer:
             return None
-        return re.search(rf"\b{re.escape(self.answer)}\b", text, re.IGNORECASE) is not None
+        return re.search(rf"(?<!\w){re.escape(self.answer)}(?!\w)", text, re.IGNORECASE) is not None
 
 
 def sample_names() -> list[str]:
@@ -78,12 +78,20 @@ def load_sample(name: str) -> Sample:
 
 def read_sample(path: Path) -> Sample:
     """A sample from its file: YAML between two lines of dashes, then the prompt."""
-    parts = path.read_text(encoding="utf-8").split(FENCE, 2)
     try:
-        _, head, text = parts
-        fields: dict[str, Any] = {
-            key: value.strip() if isinstance(value, str) else value for key, value in yaml.safe_load(head).items()
-        }
-        return Sample(name=path.stem, text=text.strip("\n"), **fields)
+        _, head, text = path.read_text(encoding="utf-8").split(FENCE, 2)
+        stated: dict[str, Any] = yaml.safe_load(head)
+        sample = Sample(name=path.stem, text=text.strip("\n"), **stated)
+        _check(sample)
     except (ValueError, TypeError, AttributeError, yaml.YAMLError) as error:
         raise UserError(f"The sample {path.name} does not follow the format: {str(error).splitlines()[0]}.") from None
+    return replace(sample, look_at=sample.look_at.strip(), observed=sample.observed.strip())
+
+
+def _check(sample: Sample) -> None:
+    for field in fields(sample):
+        value, wanted = getattr(sample, field.name), int if field.type == "int" else str
+        if not isinstance(value, wanted) or isinstance(value, bool):
+            raise TypeError(f"{field.name} must be {'a whole number' if wanted is int else 'text'}, not {value!r}")
+    if not sample.text.strip():
+        raise ValueError("it has no prompt")

@@ -51,7 +51,8 @@ class Settings:
         check_whole_number("chunk_size (h)", self.chunk_size, 1)
         check_whole_number("max_new_tokens", self.max_new_tokens, 1)
         check_whole_number("frozen_size", self.frozen_size, 0)
-        check_whole_number("seed", self.seed, 0)
+        if check_whole_number("seed", self.seed, 0) >= 1 << 63:
+            raise UserError(f"seed must be below 2^63, not {self.seed}.")
         if self.frozen_size >= self.cache_size:
             raise UserError(
                 f"frozen_size ({self.frozen_size}) must be below cache_size ({self.cache_size}): frozen entries count "

@@ -184,6 +184,18 @@ def test_an_address_with_nonsense_opens_all_the_same() -> None:
     assert len(at.error) <= 1
 
 
+def test_settings_survive_a_model_that_ends_loading_at_once() -> None:
+    at = planned(explore())
+    wanted = budgets(load_sample("1-recall-a-fact"))
+    for attempt in range(10):
+        at.session_state["model"] = f"/no/such/folder/{attempt}"  # AppTest cannot type a new option
+        no_exception(at.run())
+        poll(at, lambda now: bool(now.error))
+        assert numbers(at) == wanted
+        assert at.text_input(key="frozen").value == "system"
+        assert ["There is no model folder" in element.value for element in at.error] == [True]
+
+
 def test_the_full_cache_switches_off_what_it_ignores() -> None:
     at = explore()
     assert not at.number_input(key="J").disabled
@@ -242,6 +254,13 @@ def test_a_new_run_shows_its_last_refresh_and_its_own_pictures() -> None:
     last = int(at.slider(key="refresh").max)
     assert at.slider(key="refresh").value == last
     assert any(element.value.startswith(f"Refresh {last} of {last}") for element in at.caption)
+
+
+def test_the_chosen_order_stays_for_the_next_run() -> None:
+    at = finish(planned(explore(new="2")))
+    no_exception(at.button_group(key="order").set_value("rank").run())
+    finish(at)
+    assert at.button_group(key="order").value == "rank"
 
 
 def test_the_guide_opens_and_the_way_back_keeps_the_settings() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import subprocess
 import sys
 import threading
@@ -147,7 +148,7 @@ def test_progress_only_grows_and_ends_at_one() -> None:
     assert last is not None
     steps.append(last)
     assert len(steps) == 5 + 19 + 1
-    for one, other in zip(steps, steps[1:], strict=False):
+    for one, other in itertools.pairwise(steps):
         assert one.prompt_read <= other.prompt_read
         assert one.generated <= other.generated
         assert one.refreshes <= other.refreshes
@@ -161,16 +162,35 @@ def test_progress_only_grows_and_ends_at_one() -> None:
 
 def test_the_trace_while_a_job_runs_is_a_prefix_of_the_last() -> None:
     parts: list[Trace] = []
-    job = run_with(lambda job, _number: parts.append(trace_of(job)), request(strategy="heavy_hitter"))
+
+    def look(job: Job, _number: int) -> None:
+        """Wait, while the run stands still, until what is shown has caught up with it."""
+        progress = job.progress()
+        assert progress is not None
+        until(lambda: len(trace_of(job).tokens) == 40 + progress.generated)
+        until(lambda: len(trace_of(job).refreshes) == progress.refreshes)
+        parts.append(trace_of(job))
+
+    job = run_with(look, request(strategy="heavy_hitter"))
     whole = trace_of(job)
+    assert job.state is State.DONE
     assert [part.stop_reason for part in parts] == [""] * (5 + 19)
     assert len({len(part.tokens) for part in parts}) == 20
-    assert len({len(part.refreshes) for part in parts}) > 5
+    assert {len(part.refreshes) for part in parts} == set(range(8))
     for part in parts:
         assert whole.text.startswith(part.text)
         for name in COLUMNS:
             some, full = getattr(part, name), getattr(whole, name)
             assert some.equals(full.iloc[: len(some)].reset_index(drop=True))
+
+
+def test_what_was_shown_before_the_end_is_not_taken_for_the_end() -> None:
+    def look(job: Job, _number: int) -> None:
+        assert trace_of(job).stop_reason == ""
+
+    job = run_with(look, request())
+    assert trace_of(job).stop_reason == "length"
+    assert len(trace_of(job).text) == 20
 
 
 # Cancel

@@ -1,0 +1,43 @@
+"""Make the README's picture from the real app, in a real browser.
+
+    python docs/make_pictures.py
+
+Starts the app, runs the first sample, moves to a refresh in the middle and saves docs/explore.png. Needs chromium and the
+packages of requirements-dev.txt.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "tests"))
+
+from browser import chromium, serve, wait_ready  # noqa: E402  (the tests' own helper, found through the line above)
+
+WIDTH = 1280
+
+
+def main() -> None:
+    """Save the picture."""
+    with serve() as server, chromium() as browser:
+        page = browser.new_page(viewport={"width": WIDTH, "height": 1000})
+        page.goto(f"{server.url}/?order=in+place")
+        wait_ready(page)
+        page.get_by_text("KB of cache a token").wait_for(timeout=300_000)
+        page.get_by_role("button", name="Run", exact=True).click()
+        page.get_by_text("The text at this refresh").wait_for(timeout=300_000)
+        slider = page.get_by_role("slider", name="Refresh")
+        for _ in range(2):
+            slider.press("ArrowLeft")
+            wait_ready(page)
+        page.mouse.move(0, 0)
+        height = page.evaluate("document.querySelector('[data-testid=stMain]').scrollHeight")
+        page.set_viewport_size({"width": WIDTH, "height": height - 120})
+        page.wait_for_timeout(2000)  # the chart draws itself anew at the new size
+        page.screenshot(path=str(ROOT / "docs" / "explore.png"))
+
+
+if __name__ == "__main__":
+    main()
