@@ -20,11 +20,12 @@ import plotly.io
 from ccviz import figures
 from ccviz.drawing import SCORE_RGB, draw_heatmap, draw_overlay
 from ccviz.errors import UserError
-from ccviz.metrics import states_sentence, token_states
+from ccviz.metrics import ORDERS, states_sentence, token_states
 from ccviz.trace import Trace, write_whole
 
 FIGURE_KINDS = ("heatmap", "overlay")
 FIGURE_SUFFIXES = (".html", ".svg", ".png", ".pdf")
+MOST_PIXELS = 16_000  # the longer side of a bitmap; viewers refuse much more
 TABLES = ("entries", "tokens", "refreshes")
 TABLE_SUFFIXES = (".csv", ".parquet", ".json")
 
@@ -62,8 +63,12 @@ def figure_bytes(trace: Trace, kind: str, suffix: str, order: str = "position", 
         )
     if not len(trace.refreshes):
         raise UserError("This run has no refresh to draw: it read fewer tokens than one chunk holds.")
+    if order not in ORDERS:
+        raise UserError(f"order must be one of {', '.join(map(repr, ORDERS))}, not {order!r}.")
     if refresh is None:
         refresh = int(trace.refreshes["refresh"].iloc[-1])
+    if refresh not in trace.refreshes["refresh"].to_numpy():
+        raise UserError(f"This run has refreshes 0 to {len(trace.refreshes) - 1}, and none numbered {refresh}.")
     if suffix.lower() == ".html":
         return (_heatmap_page(trace, order) if kind == "heatmap" else _overlay_page(trace, refresh)).encode()
     with matplotlib.rc_context(_STYLE), warnings.catch_warnings():
@@ -72,7 +77,8 @@ def figure_bytes(trace: Trace, kind: str, suffix: str, order: str = "position", 
         suffix = suffix.lower()
         # A script for which this machine has no font is drawn as boxes; a line about each is no help.
         warnings.filterwarnings("ignore", r"Glyph \d+")
-        figure.savefig(buffer, format=suffix[1:], metadata=_NO_DATE[suffix], dpi=200)
+        dpi = min(200.0, MOST_PIXELS / max(figure.get_size_inches()))
+        figure.savefig(buffer, format=suffix[1:], metadata=_NO_DATE[suffix], dpi=dpi)
     return buffer.getvalue()
 
 

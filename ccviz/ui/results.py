@@ -10,7 +10,7 @@ import streamlit as st
 from ccviz import figures
 from ccviz.export import FIGURE_SUFFIXES, figure_bytes, table_bytes
 from ccviz.jobs import Job, Runner, State
-from ccviz.metrics import NO_REFRESH, ORDERS, heatmap_sentence, run_summary, token_states
+from ccviz.metrics import NO_REFRESH, ORDERS, heatmap_sentence, run_summary, states_sentence, token_states
 from ccviz.prompts import Sample, load_sample, sample_names
 from ccviz.trace import Trace
 from ccviz.ui.text_view import text_view
@@ -174,6 +174,7 @@ def _pictures(trace: Trace, job_id: str) -> None:
     with st.container(border=True):
         st.markdown("##### The text at this refresh")
         text_view(trace, refreshes[shown - 1], key="text_view")
+        st.caption(states_sentence(trace, refreshes[shown - 1]))
     with st.expander("The tokens as a table", icon=":material/table_rows:"):
         _table(trace, refreshes[shown - 1])
 
