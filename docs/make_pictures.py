@@ -2,13 +2,14 @@
 
     python docs/make_pictures.py
 
-Starts the app, runs the first sample, moves to a refresh in the middle and saves docs/explore.png. Needs chromium and the
-packages of requirements-dev.txt.
+Starts the app, runs the first sample, moves to a refresh in the middle and saves docs/explore.png. Needs chromium and
+the packages of requirements-dev.txt.
 """
 
 from __future__ import annotations
 
 import sys
+import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -21,7 +22,7 @@ WIDTH = 1280
 
 def main() -> None:
     """Save the picture."""
-    with serve() as server, chromium() as browser:
+    with tempfile.TemporaryDirectory() as folder, serve(Path(folder)) as server, chromium() as browser:
         page = browser.new_page(viewport={"width": WIDTH, "height": 1000})
         page.goto(f"{server.url}/?order=in+place")
         wait_ready(page)
@@ -34,9 +35,12 @@ def main() -> None:
             wait_ready(page)
         page.mouse.move(0, 0)
         height = page.evaluate("document.querySelector('[data-testid=stMain]').scrollHeight")
-        page.set_viewport_size({"width": WIDTH, "height": height - 120})
+        page.set_viewport_size({"width": WIDTH, "height": height + 40})
         page.wait_for_timeout(2000)  # the chart draws itself anew at the new size
-        page.screenshot(path=str(ROOT / "docs" / "explore.png"))
+        end = page.get_by_text("The tokens as a table").bounding_box()
+        assert end is not None
+        clip = {"x": 0, "y": 0, "width": WIDTH, "height": end["y"] - 12}
+        page.screenshot(path=str(ROOT / "docs" / "explore.png"), clip=clip)
 
 
 if __name__ == "__main__":
