@@ -138,6 +138,7 @@ def _start(
             chat=details["chat"],
             system=details["system"],
             label=sample.title if sample else "",
+            freeze_system=controls.freezes_system(plan.budgets),
         )
     except UserError as error:
         if not plan.problem:  # else it is on the page already

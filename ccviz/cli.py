@@ -173,7 +173,6 @@ def _settings(given: argparse.Namespace, sample: Sample | None, frozen_size: int
 def _prepared(given: argparse.Namespace, sample: Sample | None, text: str) -> Run:
     from ccviz.models import load_model
     from ccviz.runs import Request, Run
-    from ccviz.tokens import encode_prompt
 
     wanted = given.frozen_size if given.frozen_size is not None else ("system" if sample else "0")
     if wanted != "system" and not wanted.isdecimal():
@@ -183,15 +182,15 @@ def _prepared(given: argparse.Namespace, sample: Sample | None, text: str) -> Ru
     tell = (lambda message: print(message, file=sys.stderr)) if sys.stderr.isatty() else (lambda _message: None)
     model = load_model(given.model, given.device, given.dtype, progress=tell)
     system = given.system if given.system is not None or sample is None else sample.system
-    encoded = encode_prompt(model.tokenizer, text, not given.no_chat, system)
     request = Request(
         prompt=text,
-        settings=_settings(given, sample, encoded.system_size if wanted == "system" else int(wanted)),
+        settings=_settings(given, sample, 0 if wanted == "system" else int(wanted)),
         strategy=given.strategy,
         options=_options(given.option),
         chat=not given.no_chat,
         system=system,
         label=sample.title if sample else "",
+        freeze_system=wanted == "system",
     )
     return Run(model, request)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import platform
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -41,6 +41,9 @@ class Request:
         Whether to use the tokenizer's chat template, and its system message (None: the template's own).
     label
         A name for the prompt, kept in the trace.
+    freeze_system
+        Freeze what the chat template writes before the user's words, whatever its size on the model at hand, instead
+        of ``settings.frozen_size`` positions.
     """
 
     prompt: str | Sequence[int]
@@ -50,6 +53,7 @@ class Request:
     chat: bool = True
     system: str | None = None
     label: str = ""
+    freeze_system: bool = False
 
     def __post_init__(self) -> None:
         make_strategy(self.strategy, self.options)
@@ -61,20 +65,24 @@ class Run:
     Raises
     ------
     UserError
-        When made, if the prompt cannot be encoded; at the first step, if the model cannot run it.
+        When made, if the prompt cannot be encoded or its system part leaves no room in the cache; at the first step,
+        if the model cannot run it.
     """
 
     def __init__(self, model: LanguageModel, request: Request) -> None:
         self.model, self.request = model, request
         encoded = encode_prompt(model.tokenizer, request.prompt, request.chat, request.system)
         self.prompt_ids = encoded.token_ids
-        self.recorder = Recorder(_config(model, request), self.prompt_ids, model.tokenizer)
+        self.settings = request.settings
+        if request.freeze_system and make_strategy(request.strategy).evicts:
+            self.settings = replace(request.settings, frozen_size=encoded.system_size)
+        self.recorder = Recorder(_config(model, request, self.settings), self.prompt_ids, model.tokenizer)
 
     def events(self, cancelled: Callable[[], bool] = lambda: False) -> Iterator[Event]:
         """The engine's events, each recorded before it is handed on."""
         request, began = self.request, time.perf_counter()
         strategy = make_strategy(request.strategy, request.options)
-        for event in stream(self.model, self.prompt_ids, {request.strategy: strategy}, request.settings, cancelled):
+        for event in stream(self.model, self.prompt_ids, {request.strategy: strategy}, self.settings, cancelled):
             passed = round(time.perf_counter() - began, 6)
             self.recorder.config["seconds"] = passed
             if not self.recorder.generated:
@@ -83,12 +91,12 @@ class Run:
             yield event
 
 
-def _config(model: LanguageModel, request: Request) -> dict[str, Any]:
+def _config(model: LanguageModel, request: Request, settings: Settings) -> dict[str, Any]:
     strategy = make_strategy(request.strategy, request.options)
     return {
         "strategy": request.strategy,
         "options": asdict(strategy),
-        **asdict(request.settings),
+        **asdict(settings),
         "chat": request.chat,
         "system": request.system,
         "label": request.label,

@@ -233,8 +233,13 @@ def choose_details() -> dict[str, Any]:
     }
 
 
+def freezes_system(budgets: dict[str, Any]) -> bool:
+    """Whether the frozen prefix is given as "system": the size of that part depends on the model."""
+    return str(budgets["frozen"] or "").strip().lower() == "system"
+
+
 def make_settings(budgets: dict[str, Any], details: dict[str, Any], system_size: int, full: bool) -> Settings:
-    """The checked settings.
+    """The checked settings; ``system_size`` is what "system" comes to, 0 while no model is there to say.
 
     Raises
     ------
@@ -245,10 +250,10 @@ def make_settings(budgets: dict[str, Any], details: dict[str, Any], system_size:
     for key, label in labels.items():
         if budgets[key] is None:
             raise UserError(f"{label} is empty: give a whole number.")
-    wanted = str(budgets["frozen"] or "0").strip().lower()
-    if wanted != "system" and not wanted.isdecimal():
+    wanted = str(budgets["frozen"] or "0").strip()
+    if not freezes_system(budgets) and not wanted.isdecimal():
         raise UserError(f"Frozen prefix takes a whole number or the word system, not {json.dumps(wanted)}.")
-    frozen = system_size if wanted == "system" else int(wanted)
+    frozen = system_size if freezes_system(budgets) else int(wanted)
     return Settings(
         cache_size=budgets["cache_size"],
         chunk_size=budgets["chunk_size"],
