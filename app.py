@@ -68,7 +68,7 @@ class _Plan:
 def _say(plan: _Plan, full: bool) -> None:
     """One line: what the numbers mean for this prompt."""
     if plan.problem:
-        st.error(plan.problem, icon=":material/error:")
+        page.show_problem(plan.problem)
         return
     model, settings = plan.model, plan.settings
     if not plan.prompt.strip():
@@ -102,7 +102,7 @@ def _model_status(runner: Runner, spec: ModelSpec) -> LanguageModel | None:
         return model
     job = runner.prepare(spec)
     if job.state is State.FAILED:
-        st.error(job.message, icon=":material/error:")
+        page.show_problem(job.message)
         st.button("Try again", on_click=runner.retry, args=(spec,), key="retry")
         return None
     _wait_for_model(job)
@@ -113,7 +113,7 @@ def _model_status(runner: Runner, spec: ModelSpec) -> LanguageModel | None:
 def _wait_for_model(job: Job) -> None:
     if job.ended:
         st.rerun()
-    st.caption(job.message or "Waiting for the model.")
+    st.caption(page.plain(job.message) or "Waiting for the model.")
     st.progress(0.5 if job.state is State.LOADING else 0.0)
 
 
@@ -142,7 +142,7 @@ def _start(
         )
     except UserError as error:
         if not plan.problem:  # else it is on the page already
-            st.error(str(error), icon=":material/error:")
+            page.show_problem(str(error))
         return
     _select(runner.submit(spec, request))
     st.rerun()
@@ -157,7 +157,7 @@ def _open_trace(runner: Runner) -> None:
     with st.popover("Open a saved run", icon=":material/folder_open:"):
         st.file_uploader("A .ccviz file", type=["ccviz"], key="trace_upload", on_change=_read_trace, args=(runner,))
     if st.session_state.get("trace_problem"):
-        st.error(st.session_state.pop("trace_problem"), icon=":material/error:")
+        page.show_problem(st.session_state.pop("trace_problem"))
 
 
 def _read_trace(runner: Runner) -> None:

@@ -135,8 +135,8 @@ def _hover(trace: Trace, order: str, shape: tuple[int, int]) -> np.ndarray | Non
 
 
 def _mark_frozen(figure: go.Figure, trace: Trace, columns: int) -> None:
-    frozen = min(int(trace.config.get("frozen_size", 0)), columns) if trace.strategy != "full" else 0
-    if frozen:
+    frozen = min(int(trace.number("frozen_size")), columns) if trace.strategy != "full" else 0
+    if frozen > 0:
         figure.add_shape(
             type="line",
             xref="x",

@@ -117,8 +117,8 @@ def token_states(trace: Trace, refresh: int) -> pd.DataFrame:
 def run_summary(trace: Trace) -> dict[str, Any]:
     """The numbers of a run that a reader asks for first."""
     refreshes, generated = trace.refreshes, int(trace.tokens["generated"].sum())
-    seconds = float(trace.config.get("seconds", 0.0))
-    decoding = seconds - float(trace.config.get("prompt_seconds", 0.0))
+    seconds = trace.number("seconds")
+    decoding = seconds - trace.number("prompt_seconds")
     return {
         "prompt_tokens": len(trace.tokens) - generated,
         "new_tokens": generated,

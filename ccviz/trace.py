@@ -96,6 +96,11 @@ class Trace:
     def strategy(self) -> str:
         return str(self.config.get("strategy", "unknown"))
 
+    def number(self, name: str) -> float:
+        """A number of the configuration; 0 where it is missing or is none, as in files of other programs."""
+        value = self.config.get(name)
+        return float(value) if isinstance(value, (int, float)) and np.isfinite(value) else 0.0
+
     def all_entries(self) -> pd.DataFrame:
         """`entries`, with those that a full cache does not record: every position seen, kept, unscored."""
         if len(self.entries) or not len(self.refreshes):
@@ -189,7 +194,29 @@ def _read(archive: zipfile.ZipFile, name: str) -> Trace:
     if not isinstance(config, dict):
         raise UserError(f"{name} has a trace.json that does not follow the format.")
     tables = {table: _read_table(archive, table, name) for table in COLUMNS}
+    wrong = _contradiction(**tables)
+    if wrong:
+        raise UserError(f"{name} does not follow the format: {wrong}.")
     return Trace(config, **tables)
+
+
+def _contradiction(tokens: pd.DataFrame, refreshes: pd.DataFrame, entries: pd.DataFrame) -> str:
+    """What the tables say that cannot be, in a clause; "" where they agree."""
+    count = len(tokens)
+    if not np.array_equal(tokens["position"], np.arange(count)):
+        return "positions in tokens must count up from 0"
+    if not refreshes["refresh"].is_unique or not refreshes["refresh"].is_monotonic_increasing:
+        return "refreshes must be numbered upwards"
+    for column in ("tokens_seen", "size_before", "size_after"):
+        if len(refreshes) and not refreshes[column].between(0, count).all():
+            return f"{column} in refreshes must lie between 0 and the {count} tokens there are"
+    if not entries["refresh"].isin(refreshes["refresh"]).all():
+        return "entries name a refresh that is not in refreshes"
+    if len(entries) and not entries["position"].between(0, count - 1).all():
+        return "entries name a position that is not in tokens"
+    if entries.duplicated(["refresh", "position"]).any():
+        return "entries name a position twice at one refresh"
+    return ""
 
 
 def _read_table(archive: zipfile.ZipFile, table: str, name: str) -> pd.DataFrame:

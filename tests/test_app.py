@@ -10,7 +10,7 @@ import pytest
 from streamlit.testing.v1 import AppTest
 
 from ccviz import generate
-from ccviz.jobs import ModelSpec, State
+from ccviz.jobs import Job, ModelSpec, Runner, State
 from ccviz.network import LanguageModel
 from ccviz.prompts import Sample, load_sample, sample_names
 from ccviz.settings import Settings
@@ -184,16 +184,31 @@ def test_an_address_with_nonsense_opens_all_the_same() -> None:
     assert len(at.error) <= 1
 
 
-def test_settings_survive_a_model_that_ends_loading_at_once() -> None:
-    at = planned(explore())
-    wanted = budgets(load_sample("1-recall-a-fact"))
-    for attempt in range(10):
-        at.session_state["model"] = f"/no/such/folder/{attempt}"  # AppTest cannot type a new option
-        no_exception(at.run())
+@pytest.mark.usefixtures("model")  # so that it is on the disk
+def test_settings_survive_a_model_that_is_ready_while_the_page_is_being_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    page.runner.clear()
+    prepare = Runner.prepare
+
+    def prepare_and_wait(self: Runner, spec: ModelSpec) -> Job:
+        job = prepare(self, spec)
+        assert job.wait(PATIENCE)
+        return job
+
+    monkeypatch.setattr(Runner, "prepare", prepare_and_wait)
+    at = explore(sample="Patient letters")
+    assert numbers(at) == budgets(load_sample(LETTERS))
+    assert at.text_input(key="frozen").value == "system"
+    assert not at.error
+
+
+def test_settings_survive_a_model_that_cannot_be_loaded() -> None:
+    for attempt in range(8):  # the load may fail while the page is being drawn, or after
+        at = explore(model=f"/no/such/folder/{attempt}")
         poll(at, lambda now: bool(now.error))
-        assert numbers(at) == wanted
+        assert len(at.error) == 1
+        assert f"There is no model folder /no/such/folder/{attempt}" in at.error[0].value
+        assert numbers(at) == budgets(load_sample("1-recall-a-fact"))
         assert at.text_input(key="frozen").value == "system"
-        assert ["There is no model folder" in element.value for element in at.error] == [True]
 
 
 def test_the_full_cache_switches_off_what_it_ignores() -> None:

@@ -25,10 +25,13 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 import ccviz
+from ccviz import figures
 from ccviz import trace as trace_module
 from ccviz.embedded import embedded_model_folder
 from ccviz.errors import UserError
 from ccviz.events import Done, Event, PromptFed, Refreshed, TokenGenerated
+from ccviz.export import figure_bytes
+from ccviz.metrics import run_summary
 from ccviz.network import LanguageModel
 from ccviz.runs import Request, Run
 from ccviz.settings import Settings
@@ -211,12 +214,58 @@ JSON = st.recursive(
 
 @st.composite
 def traces(draw: st.DrawFn) -> Trace:
+    """Any cells at all, where the format leaves them free."""
+    count, refreshes = draw(st.integers(0, 6)), draw(st.integers(0, 3))
+    pairs = [(refresh, position) for refresh in range(refreshes) for position in range(count)]
+    held = draw(st.lists(st.sampled_from(pairs), unique=True)) if pairs else []
+    fixed: dict[str, dict[str, list[int]]] = {
+        "tokens": {"position": list(range(count))},
+        "refreshes": {"refresh": list(range(refreshes))},
+        "entries": {"refresh": [pair[0] for pair in held], "position": [pair[1] for pair in held]},
+    }
+    for column in ("tokens_seen", "size_before", "size_after"):
+        fixed["refreshes"][column] = [draw(st.integers(0, count)) for _ in range(refreshes)]
     frames = {}
     for name, columns in COLUMNS.items():
-        size = draw(st.integers(0, 6))
-        cells = {column: [draw(OF_TYPE[dtype]) for _ in range(size)] for column, dtype in columns.items()}
+        size = len(next(iter(fixed[name].values())))
+        cells = {
+            column: fixed[name].get(column) or [draw(OF_TYPE[dtype]) for _ in range(size)]
+            for column, dtype in columns.items()
+        }
         frames[name] = pd.DataFrame(cells).astype(columns)
     return Trace(draw(st.dictionaries(st.text(max_size=6), JSON, max_size=4)), **frames)
+
+
+@pytest.mark.parametrize(
+    ("table", "column", "value", "says"),
+    [
+        ("tokens", "position", 7, "positions in tokens must count up"),
+        ("refreshes", "refresh", 0, "refreshes must be numbered upwards"),
+        ("refreshes", "tokens_seen", 9999, "tokens_seen in refreshes must lie between 0 and the"),
+        ("refreshes", "size_after", -1, "size_after in refreshes must lie between"),
+        ("entries", "refresh", 99, "name a refresh that is not in refreshes"),
+        ("entries", "position", 9999, "name a position that is not in tokens"),
+        ("entries", "position", 0, "name a position twice"),
+    ],
+)
+def test_tables_that_contradict_each_other_are_refused(
+    table: str, column: str, value: int, says: str, tiny_llama: LanguageModel
+) -> None:
+    trace = make(tiny_llama, "sliding_window")
+    getattr(trace, table).loc[1, column] = value
+    with pytest.raises(UserError, match=says):
+        Trace.open(trace.to_bytes())
+
+
+@pytest.mark.parametrize("config", [{}, {"seconds": "soon", "frozen_size": None, "strategy": 5, "label": [1]}])
+def test_a_configuration_of_another_program_is_read_tolerantly(
+    config: dict[str, Any], tiny_llama: LanguageModel
+) -> None:
+    made = make(tiny_llama, "sliding_window")
+    trace = Trace.open(Trace(config, made.tokens, made.refreshes, made.entries).to_bytes())
+    assert run_summary(trace)["seconds"] == 0.0
+    assert len(figures.heatmap(trace).data) == 1
+    assert figure_bytes(trace, "heatmap", ".svg").startswith(b"<?xml")
 
 
 @settings(max_examples=100, deadline=None)

@@ -19,6 +19,7 @@ from ccviz.models import DEVICES, DTYPES
 from ccviz.prompts import Sample, load_sample, sample_names
 from ccviz.settings import REFRESH_MODES, Settings
 from ccviz.strategies import strategy_class, strategy_names
+from ccviz.ui.page import show_problem
 
 FIRST_SAMPLE = "1-recall-a-fact"
 DEFAULTS: dict[str, int] = {"J": 64, "h": 16, "new": 64}
@@ -80,7 +81,7 @@ def upload_prompt() -> None:
     with st.popover("Upload a .txt", icon=":material/upload_file:"):
         st.file_uploader("A text file, UTF-8", type=["txt", "md"], key="prompt_upload", on_change=_read_upload)
     if st.session_state.get("upload_problem"):
-        st.error(st.session_state.pop("upload_problem"), icon=":material/error:")
+        show_problem(st.session_state.pop("upload_problem"))
 
 
 def _read_upload() -> None:

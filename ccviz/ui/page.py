@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import streamlit as st
@@ -35,6 +36,16 @@ def end() -> None:
 def runner() -> Runner:
     """The server's runner: it holds the one loaded model and all runs, whichever page or browser began them."""
     return Runner()
+
+
+def plain(text: str) -> str:
+    """Text for those of Streamlit's elements that read Markdown, with everything they would read escaped."""
+    return re.sub(r"([!-/:-@\[-`{-~])", r"\\\1", text)
+
+
+def show_problem(sentence: str) -> None:
+    """One sentence about what went wrong; it may quote what the user gave."""
+    st.error(plain(sentence), icon=":material/error:")
 
 
 def asset(name: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 import pandas as pd
@@ -13,6 +14,7 @@ from ccviz.jobs import Job, Runner, State
 from ccviz.metrics import NO_REFRESH, ORDERS, heatmap_sentence, run_summary, states_sentence, token_states
 from ccviz.prompts import Sample, load_sample, sample_names
 from ccviz.trace import Trace
+from ccviz.ui.page import plain, show_problem
 from ccviz.ui.text_view import text_view
 
 POLL_SECONDS = 0.5
@@ -71,7 +73,7 @@ def _status(runner: Runner, job: Job) -> None:
             0.0, f"Waiting: {ahead} {'run is' if ahead == 1 else 'runs are'} before yours." if ahead else "Waiting."
         )
     elif progress is None:
-        st.progress(0.0, job.message or "Loading the model.")
+        st.progress(0.0, plain(job.message) or "Loading the model.")
     elif progress.prompt_read < progress.prompt_size:
         done = f"Reading the prompt: {progress.prompt_read} of {progress.prompt_size} tokens"
         st.progress(progress.share, f"{done} · {_refreshes(progress.refreshes)}")
@@ -100,10 +102,10 @@ def _duration(seconds: float) -> str:
 def _finished(job: Job) -> None:
     trace = job.trace()
     if job.state is State.FAILED:
-        st.error(job.message, icon=":material/error:")
+        show_problem(job.message)
     if trace is None:
         if job.state is State.CANCELLED:
-            st.info(job.message or "Cancelled.")
+            st.info(plain(job.message) or "Cancelled.")
         return
     if job.state is State.CANCELLED:
         st.info("Cancelled. Below is what there was until then.", icon=":material/stop_circle:")
@@ -137,7 +139,7 @@ def _answer(trace: Trace) -> None:
         parts.append(written)
         parts.append(f"refreshes took {numbers['refresh_share']:.0%} of the time")
         parts.append(f"cache at most {numbers['peak_entries']} entries, {numbers['peak_bytes'] / 1e6:.1f} MB allocated")
-        parts.append(ended.get(trace.stop_reason, trace.stop_reason))
+        parts.append(ended.get(trace.stop_reason, plain(trace.stop_reason)))
         st.caption(" · ".join(parts))
 
 
@@ -222,7 +224,7 @@ def _table(trace: Trace, refresh: int) -> None:
 
 
 def _downloads(trace: Trace) -> None:
-    name = f"ccviz-{trace.strategy}"
+    name = "ccviz-" + re.sub(r"\W+", "-", trace.strategy)
     row = st.container(horizontal=True)
     with row:
         _download("Trace (.ccviz)", trace.to_bytes, f"{name}.ccviz", "application/zip", "trace")
