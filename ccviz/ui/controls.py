@@ -100,9 +100,10 @@ def choose_model() -> ModelSpec:
     titles = {embedded.NAME: embedded.TITLE}
     state = st.session_state
     state.setdefault("model", embedded.NAME)
+    asked = [embedded.NAME, st.query_params.get("model", embedded.NAME), state["model"] or embedded.NAME]
     name = st.selectbox(
         "Model",
-        list(titles),
+        list(dict.fromkeys(asked)),
         format_func=lambda option: titles.get(option, option),
         accept_new_options=True,
         key="model",
