@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ccviz import figures
     from ccviz.models import load_model
     from ccviz.network import LanguageModel
-    from ccviz.runs import generate
+    from ccviz.runs import compare, generate
     from ccviz.strategies import Entries, Strategy, make_strategy, register, strategy_names
     from ccviz.trace import Trace
 
@@ -24,6 +24,7 @@ _HOME = {
     "LanguageModel": "network",
     "Strategy": "strategies",
     "Trace": "trace",
+    "compare": "runs",
     "figures": "figures",
     "generate": "runs",
     "load_model": "models",
@@ -39,6 +40,7 @@ __all__ = [
     "Trace",
     "UserError",
     "__version__",
+    "compare",
     "figures",
     "generate",
     "load_model",

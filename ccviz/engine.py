@@ -149,8 +149,12 @@ class _Batch:
             fed = ids[:, self.seen : min(chunk_end, self.seen + slice_size, self.prompt_size)]
             before = self.hidden
             hidden = self.feed(fed.expand(self.rows, -1))
-            logprobs = self.prompt_logprobs(before, hidden, fed) if self.settings.logprobs else None
-            yield PromptFed(self.seen, logprobs)
+            for row, lane in enumerate(self.lanes):
+                known = None
+                if self.settings.logprobs:
+                    at = row if self.parted else 0
+                    known = self.prompt_logprobs(before[at : at + 1], hidden[at], fed[0])
+                yield PromptFed(lane.name, self.seen, known)
             if self.settings.refresh_due(self.seen, self.prompt_size):
                 self.refresh("prefill")
                 yield from self.land([])[1]
@@ -212,9 +216,15 @@ class _Batch:
         return tokens, torch.full(tokens.shape, torch.nan, device=tokens.device)
 
     def prompt_logprobs(self, before: Tensor, hidden: Tensor, fed: Tensor) -> npt.NDArray[np.float32]:
-        rows = torch.cat([before[:1], hidden[0, :-1]]) if before.numel() else hidden[0, :-1]
-        known = self.model.token_logprobs(rows, fed[0, -rows.shape[0] :]) if rows.shape[0] else rows.new_empty(0)
-        return np.concatenate([[np.nan] * (0 if before.numel() else 1), known.float().cpu().numpy()]).astype(np.float32)
+        """Log-probabilities of one row's newly fed tokens (q,), from the hidden states (q, ...) and the one before.
+
+        The first token of all has nothing before it: NaN.
+        """
+        rows = torch.cat([before, hidden[:-1]]) if before.numel() else hidden[:-1]
+        known = self.model.token_logprobs(rows, fed[-rows.shape[0] :]) if rows.shape[0] else rows.new_empty(0)
+        return np.concatenate([[np.nan] * (fed.shape[0] - rows.shape[0]), known.float().cpu().numpy()]).astype(
+            "float32"
+        )
 
     def refresh(self, phase: str) -> None:
         """Score every lane's entries and evict all but J; the records wait in `pending`."""

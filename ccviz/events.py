@@ -13,12 +13,13 @@ import numpy.typing as npt
 
 @dataclass(frozen=True)
 class PromptFed:
-    """Part of the prompt was processed.
+    """Part of the prompt was processed in one lane.
 
     ``logprobs`` holds the forward log-probability of each newly processed token (NaN for the first of all), or is
     None where they were not asked for.
     """
 
+    lane: str
     tokens_seen: int
     logprobs: npt.NDArray[np.float32] | None
 

@@ -16,6 +16,7 @@ import torch
 import transformers
 
 from ccviz.engine import stream
+from ccviz.errors import UserError
 from ccviz.events import Event
 from ccviz.network import LanguageModel
 from ccviz.settings import Settings
@@ -83,12 +84,16 @@ class Run:
         request, began = self.request, time.perf_counter()
         strategy = make_strategy(request.strategy, request.options)
         for event in stream(self.model, self.prompt_ids, {request.strategy: strategy}, self.settings, cancelled):
-            passed = round(time.perf_counter() - began, 6)
-            self.recorder.config["seconds"] = passed
-            if not self.recorder.generated:
-                self.recorder.config["prompt_seconds"] = passed
-            self.recorder.add(event)
+            _record(self.recorder, event, time.perf_counter() - began)
             yield event
+
+
+def _record(recorder: Recorder, event: Event, seconds: float) -> None:
+    """Hand an event to a lane's recorder, with the time that has passed since the run began."""
+    recorder.config["seconds"] = round(seconds, 6)
+    if not recorder.generated:
+        recorder.config["prompt_seconds"] = round(seconds, 6)
+    recorder.add(event)
 
 
 def _config(model: LanguageModel, request: Request, settings: Settings) -> dict[str, Any]:
@@ -185,3 +190,73 @@ def generate(
     for _event in run.events():
         pass
     return run.recorder.trace()
+
+
+def compare(
+    model: LanguageModel,
+    prompt: str | Sequence[int],
+    strategies: Sequence[str],
+    cache_size: int = 128,
+    chunk_size: int = 32,
+    max_new_tokens: int = 256,
+    frozen_size: int = 0,
+    refresh_mode: str = "chunked",
+    options: Mapping[str, Mapping[str, Any]] | None = None,
+    chat: bool = True,
+    temperature: float = 0.0,
+    seed: int = 0,
+    logprobs: bool = False,
+    system: str | None = None,
+) -> dict[str, Trace]:
+    """Run one prompt under several strategies at once, as rows of one batch.
+
+    The prompt is computed once until the first eviction, and lanes that have ended leave the batch. The full cache,
+    which grows without bound, is a batch of its own. In float32 each trace equals that of `generate` alone; the
+    seconds in it are those since its batch began.
+
+    Parameters
+    ----------
+    strategies
+        Names of registered strategies, each once.
+    options
+        For each strategy that needs any, its own options.
+
+    The other parameters are those of `generate`.
+
+    Returns
+    -------
+    dict of str to Trace
+        In the order of ``strategies``.
+
+    Raises
+    ------
+    UserError
+        A ``ValueError`` with what was given and what is allowed.
+    """
+    given = dict(options or {})
+    names = list(strategies)
+    if not names or len(set(names)) < len(names):
+        raise UserError(f"strategies must be names, at least one and each once, not {names!r}.")
+    unknown = [name for name in given if name not in names]
+    if unknown:
+        raise UserError(f"options are given for {unknown[0]!r}, which is not among the strategies {', '.join(names)}.")
+    settings = Settings(
+        cache_size=cache_size,
+        chunk_size=chunk_size,
+        max_new_tokens=max_new_tokens,
+        frozen_size=frozen_size,
+        refresh_mode=refresh_mode,
+        temperature=temperature,
+        seed=seed,
+        logprobs=logprobs,
+    )
+    runs = {name: Run(model, Request(prompt, settings, name, given.get(name, {}), chat, system)) for name in names}
+    made = {name: make_strategy(name, given.get(name)) for name in names}
+    for evicts in (False, True):
+        lanes = {name: strategy for name, strategy in made.items() if strategy.evicts == evicts}
+        if not lanes:
+            continue
+        began = time.perf_counter()
+        for event in stream(model, runs[names[0]].prompt_ids, lanes, settings):
+            _record(runs[event.lane].recorder, event, time.perf_counter() - began)
+    return {name: run.recorder.trace() for name, run in runs.items()}

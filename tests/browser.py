@@ -22,7 +22,7 @@ ROOT = Path(__file__).parent.parent
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"]
 FLAGS += ["--disable-sync", "--no-first-run"]
-PATIENCE = 20_000  # milliseconds; a busy machine may be many times slower, and the first load may fetch the model
+PATIENCE = 60_000  # milliseconds; a busy machine may be many times slower, and the first load may fetch the model
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ def serve(folder: Path) -> Iterator[Server]:
         port = probe.getsockname()[1]
     server = Server(f"http://127.0.0.1:{port}", folder / "server.log")
     command = [sys.executable, "-m", "streamlit", "run", "app.py", "--server.headless", "true"]
-    command += ["--server.port", str(port)]
+    command += ["--server.port", str(port), "--server.fileWatcherType", "none"]
     with server.log_file.open("wb") as log:
         process = subprocess.Popen(
             command, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT, env={**os.environ, "HF_HUB_OFFLINE": "1"}

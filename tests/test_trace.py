@@ -360,7 +360,7 @@ def test_the_text_so_far_is_the_decoded_text_so_far_inside_a_character_too() -> 
 
 
 def events_of(count: int) -> list[Event]:
-    events: list[Event] = [PromptFed(4, None)]
+    events: list[Event] = [PromptFed("lane", 4, None)]
     for place in range(count):
         events.append(TokenGenerated("x", 4 + place, place % 97, -float(place)))
         if place % 5 == 0:
