@@ -26,7 +26,8 @@ def main() -> None:
     sample = controls.choose_prompt()
     with st.sidebar:
         spec = controls.choose_model()
-        model = _model_status(runner, spec)
+        model = runner.model(spec)
+        place_of_status = st.container()
         strategy, options = controls.choose_strategy()
         full = strategy == "full"
         budgets = controls.choose_budgets(full)
@@ -42,7 +43,10 @@ def main() -> None:
         _start(runner, spec, plan, strategy, options, details, sample)
     if sample is not None:
         st.caption(f"**What to look at.** {sample.look_at}")
+    # Last, since both may end this pass and begin another, and a widget that is not drawn may forget its value.
     _show_run(runner)
+    with place_of_status:
+        _model_status(runner, spec, model)
 
 
 class _Plan:
@@ -93,20 +97,18 @@ def _say(plan: _Plan, full: bool) -> None:
     st.markdown(" · ".join(parts))
 
 
-def _model_status(runner: Runner, spec: ModelSpec) -> LanguageModel | None:
-    """The model if it is loaded; else say what is happening, and begin to load it."""
-    model = runner.model(spec)
+def _model_status(runner: Runner, spec: ModelSpec, model: LanguageModel | None) -> None:
+    """Say what the loaded model is; or begin to load it, and say what is happening."""
     if model is not None:
         dtype = str(model.dtype).removeprefix("torch.")
         st.caption(f"{model.device.type.upper()}, {dtype} · {model.entry_bytes / 1e3:.0f} KB of cache a token")
-        return model
+        return
     job = runner.prepare(spec)
     if job.state is State.FAILED:
         page.show_problem(job.message)
         st.button("Try again", on_click=runner.retry, args=(spec,), key="retry")
-        return None
+        return
     _wait_for_model(job)
-    return None
 
 
 @st.fragment(run_every=POLL_SECONDS)

@@ -189,9 +189,9 @@ def test_an_address_with_nonsense_opens_all_the_same() -> None:
     assert len(at.error) <= 1
 
 
-@pytest.mark.usefixtures("model")  # so that it is on the disk
-def test_settings_survive_a_model_that_is_ready_while_the_page_is_being_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    page.runner.clear()
+@pytest.fixture
+def loaded_while_drawn(model: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every load ends after the page has asked for it and before it has drawn what comes next."""
     prepare = Runner.prepare
 
     def prepare_and_wait(self: Runner, spec: ModelSpec) -> Job:
@@ -200,9 +200,25 @@ def test_settings_survive_a_model_that_is_ready_while_the_page_is_being_drawn(mo
         return job
 
     monkeypatch.setattr(Runner, "prepare", prepare_and_wait)
+
+
+@pytest.mark.usefixtures("loaded_while_drawn")
+def test_settings_of_an_address_survive_a_model_that_is_ready_while_the_page_is_drawn() -> None:
+    page.runner.clear()
     at = explore(sample="Patient letters")
     assert numbers(at) == budgets(load_sample(LETTERS))
     assert at.text_input(key="frozen").value == "system"
+    assert not at.error
+
+
+@pytest.mark.usefixtures("loaded_while_drawn")
+def test_settings_survive_another_precision_that_is_ready_while_the_page_is_drawn() -> None:
+    at = planned(explore(sample="Patient letters", J="70"))
+    no_exception(at.number_input(key="h").set_value(8).run())
+    no_exception(at.text_input(key="frozen").set_value("5").run())
+    no_exception(at.selectbox(key="dtype").set_value("bfloat16").run())
+    assert numbers(at) == (70, 8, load_sample(LETTERS).max_new_tokens)
+    assert at.text_input(key="frozen").value == "5"
     assert not at.error
 
 
