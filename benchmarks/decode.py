@@ -22,7 +22,7 @@ from ccviz.strategies import make_strategy
 PROMPT = (
     "The lighthouse keeper wrote in his diary every evening. This is what he wrote on the longest night of the year:"
 )
-NEW_TOKENS = 200
+NEW_TOKENS = 128
 
 
 def seconds(work: Callable[[], object]) -> float:
@@ -73,7 +73,7 @@ def main(rounds: int, dtype: str) -> None:
     print(f"| ccviz, recorded | {a:.2f} | {NEW_TOKENS / a:.1f} | {ratio:.3f} |")
     print(f"| stock `generate` | {b:.2f} | {NEW_TOKENS / b:.1f} | 1 |\n")
     print("| recording | with, s | without, s | with / without |\n|---|---|---|---|")
-    for strategy in ("full", "sliding_window", "heavy_hitter", "counter_causal_fast"):
+    for strategy in ("full", "sliding_window", "heavy_hitter"):
         a, b, ratio = ratios(lambda name=strategy: ours(name), lambda name=strategy: unrecorded(name), rounds)  # type: ignore[misc]
         print(f"| {strategy}, J = 64, h = 16 | {a:.2f} | {b:.2f} | {ratio:.3f} |")
 

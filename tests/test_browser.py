@@ -525,6 +525,8 @@ def test_a_model_that_cannot_be_gets_one_sentence(
     choose_model(page, name.format(folder=tmp_path))
     one_clear_sentence(page, pattern)
     expect(page.get_by_label("Prompt", exact=True)).to_have_value("Keep these words.")
+    for label, value in [("Cache size J", "64"), ("Chunk size h", "16"), ("Frozen prefix", "system")]:
+        expect(page.get_by_label(label, exact=True)).to_have_value(value)
 
 
 def test_a_bad_model_takes_nothing_from_another_visitor(page: Page, server: Server, visitor: Visitor) -> None:
