@@ -520,13 +520,27 @@ def test_a_model_that_cannot_be_gets_one_sentence(
     (tmp_path / "empty").mkdir()
     (tmp_path / "mamba").mkdir()
     (tmp_path / "mamba" / "config.json").write_text(json.dumps({"model_type": "mamba"}))
-    explore(page, server)
+    explore(page, server, sample="Patient letters")
     fill_in(page, "Prompt", "Keep these words.")
     choose_model(page, name.format(folder=tmp_path))
     one_clear_sentence(page, pattern)
     expect(page.get_by_label("Prompt", exact=True)).to_have_value("Keep these words.")
-    for label, value in [("Cache size J", "64"), ("Chunk size h", "16"), ("Frozen prefix", "system")]:
+    for label, value in [("Cache size J", "80"), ("Chunk size h", "16"), ("Frozen prefix", "system")]:
         expect(page.get_by_label(label, exact=True)).to_have_value(value)
+
+
+def test_choosing_another_model_while_one_loads_keeps_the_settings(browser: Browser, tmp_path: Path) -> None:
+    with serve(tmp_path) as fresh, browser.new_context() as context:
+        context.set_default_timeout(PATIENCE)
+        page = context.new_page()
+        page.goto(f"{fresh.url}/?sample=Patient+letters")
+        wait_ready(page)
+        choose_model(page, "/no/such/folder")
+        expect(alerts(page).get_by_text("There is no model folder")).to_be_visible()
+        wait_ready(page)
+        assert alerts(page).count() == 1
+        for label, value in [("Cache size J", "80"), ("Chunk size h", "16"), ("Frozen prefix", "system")]:
+            expect(page.get_by_label(label, exact=True)).to_have_value(value, timeout=30_000)
 
 
 def test_a_bad_model_takes_nothing_from_another_visitor(page: Page, server: Server, visitor: Visitor) -> None:
