@@ -333,3 +333,16 @@ def test_two_visitors_share_one_runner() -> None:
     job = page.runner().get(run_id(one))
     assert job is not None
     assert job.state is State.DONE
+
+
+def test_settings_that_a_cut_pass_forgot_come_back_and_an_emptied_field_stays_empty() -> None:
+    at = explore(sample="Patient letters")
+    for key in ("J", "h", "frozen", "new"):
+        del at.session_state[key]
+    at.query_params.clear()
+    no_exception(at.run())
+    assert numbers(at) == budgets(load_sample(LETTERS))
+    assert at.text_input(key="frozen").value == "system"
+    no_exception(at.number_input(key="J").set_value(None).run())
+    assert at.number_input(key="J").value is None
+    assert problems(at) == ["Cache size J is empty: give a whole number."]

@@ -46,6 +46,7 @@ def choose_prompt() -> Sample | None:
         wrap=True,
     )
     _fill_in(state.get("sample"))
+    _restore("J", "h", "frozen", "new", "system")
     st.text_area("Prompt", key="prompt", height=180, persist_state="session", placeholder="Type or paste a prompt.")
     sample = load_sample(state["sample"]) if state.get("sample") in titles else None
     return sample if sample is not None and sample.text == state.get("prompt") else None
@@ -160,6 +161,21 @@ def _option(strategy: str, option: Any) -> Any:
     if isinstance(option.default, bool):
         return st.toggle(label, value=option.default, **shared)
     return st.number_input(label, value=option.default, min_value=0, step=1, placeholder="automatic", **shared)
+
+
+def _restore(*keys: str) -> None:
+    """Bring back settings that Streamlit forgot because a pass ended before it had drawn their widgets.
+
+    A field that its user emptied is there, as None; a forgotten one is not there at all. What is in the address comes
+    back by itself.
+    """
+    state = st.session_state
+    kept: dict[str, Any] = state.setdefault("kept_settings", {})
+    for key in keys:
+        if key in state:
+            kept[key] = state[key]
+        elif key in kept and key not in st.query_params:
+            state[key] = kept[key]
 
 
 def choose_budgets(full: bool) -> dict[str, Any]:
