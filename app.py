@@ -146,7 +146,7 @@ def _start(
         if not plan.problem:  # else it is on the page already
             page.show_problem(str(error))
         return
-    _select(runner.submit(spec, request))
+    _select(runner.submit(spec, {strategy: request}))
     st.rerun()
 
 
@@ -167,7 +167,8 @@ def _read_trace(runner: Runner) -> None:
     if file is None:
         return
     try:
-        _select(runner.adopt(Trace.open(file.getvalue())))
+        trace = Trace.open(file.getvalue())
+        _select(runner.adopt({trace.strategy: trace}))
     except UserError as error:
         st.session_state["trace_problem"] = str(error).replace("the file", file.name, 1)
 

@@ -100,7 +100,7 @@ def _run(given: argparse.Namespace) -> int:
     _settings(given, sample, frozen_size=0)
     run = _prepared(given, sample, text)
     _watch(run)
-    trace = run.recorder.trace()
+    (trace,) = run.traces().values()
     if given.output:
         trace.save(given.output)
     encoding = sys.stdout.encoding or "utf-8"  # a terminal that lacks a character gets its escape instead
@@ -192,7 +192,7 @@ def _prepared(given: argparse.Namespace, sample: Sample | None, text: str) -> Ru
         label=sample.title if sample else "",
         freeze_system=wanted == "system",
     )
-    return Run(model, request)
+    return Run(model, {request.strategy: request})
 
 
 def _watch(run: Run) -> None:
@@ -201,16 +201,19 @@ def _watch(run: Run) -> None:
 
     from ccviz.events import PromptFed, TokenGenerated
 
-    request: Request = run.request
-    with tqdm(total=len(run.prompt_ids), unit="tok", desc="prompt", disable=not sys.stderr.isatty()) as bar:
+    lanes = run.recorders.values()
+    size = sum(lane.prompt_size for lane in lanes)
+    most = sum(settings.max_new_tokens for settings in run.settings.values())
+    with tqdm(total=size, unit="tok", desc="prompt", disable=not sys.stderr.isatty()) as bar:
         for event in run.events():
+            generated = sum(lane.generated for lane in lanes)
             if isinstance(event, PromptFed):
-                bar.update(event.tokens_seen - bar.n)
+                bar.update(sum(lane.tokens_seen for lane in lanes) - bar.n)
             elif isinstance(event, TokenGenerated):
-                if run.recorder.generated == 1:
-                    bar.reset(total=request.settings.max_new_tokens)
-                    bar.set_description("answer")
-                bar.update(1)
+                if bar.total != most:
+                    bar.reset(total=most)
+                    bar.set_description("answers" if len(lanes) > 1 else "answer")
+                bar.update(generated - bar.n)
 
 
 # figure and export

@@ -7,8 +7,11 @@ record waits on the device and travels with the next token.
 
 from __future__ import annotations
 
+import itertools
+import math
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -21,7 +24,7 @@ from ccviz.errors import UserError
 from ccviz.events import Done, Event, PromptFed, Refreshed, TokenGenerated
 from ccviz.network import LanguageModel
 from ccviz.settings import Settings, check_run
-from ccviz.strategies import Entries, Strategy, keep_best
+from ccviz.strategies import CounterCausal, Entries, Strategy, keep_best
 from ccviz.transfer import Mark, fetch
 
 PROMPT_SLICE = {"cpu": 64}  # tokens of the prompt between two looks at the cancel flag
@@ -34,6 +37,7 @@ def stream(
     lanes: Mapping[str, Strategy],
     settings: Settings,
     cancelled: Callable[[], bool] = lambda: False,
+    follow: Sequence[int] = (),
 ) -> Iterator[Event]:
     """Run one prompt under one or several strategies and yield what happens.
 
@@ -47,6 +51,10 @@ def stream(
     cancelled
         Asked between tokens, slices of the prompt and blocks of a long scoring pass; once it answers true, the lanes
         end with the stop reason "cancelled".
+    follow
+        An answer's tokens. Every lane is fed these instead of its own choices, and each token's event says how far the
+        lane's next-token distribution was from that of a full cache over the same text. ``max_new_tokens`` is then not
+        heeded.
 
     Yields
     ------
@@ -58,9 +66,13 @@ def stream(
     UserError
         If the model cannot run this prompt under these settings. Raised at the first step.
     """
+    if follow:
+        settings = replace(settings, max_new_tokens=len(follow))
     check_run(model, len(prompt_ids), list(lanes.values()), settings)
     batch = _Batch(model, lanes, settings, len(prompt_ids), cancelled)
     try:
+        if follow:
+            batch.reference = _Reference(model, prompt_ids, follow, batch.checkpoint)
         yield from batch.read_prompt(prompt_ids)
         yield from batch.decode()
     except _CancelledError:
@@ -94,9 +106,38 @@ class _Record:
     event: dict[str, Any]
     scores: Tensor | None
     slots: Tensor | None
+    surprise: Tensor | None
     scoring: tuple[Mark, Mark]
     evicting: tuple[Mark, Mark]
     sharing: int  # lanes whose eviction was one operation
+
+
+class _Reference:
+    """What the full cache expects before each token of a given answer.
+
+    Keeps the hidden state before each of the answer's tokens, (answer tokens, hidden size), and makes distributions
+    from them one at a time: nothing of size answer x vocabulary exists.
+    """
+
+    def __init__(
+        self, model: LanguageModel, prompt_ids: Sequence[int], answer: Sequence[int], checkpoint: Callable[[], None]
+    ) -> None:
+        self.model = model
+        self.answer = torch.tensor(list(answer), device=model.device)
+        ids = torch.tensor([[*prompt_ids, *answer[:-1]]], device=model.device)
+        positions = torch.arange(ids.shape[1], device=model.device)[None]
+        cache, states = BoundedCache(), []
+        for part, at in zip(ids.split(_slice_size(model), 1), positions.split(_slice_size(model), 1), strict=True):
+            checkpoint()
+            states.append(model.forward(part, at, cache)[0])
+        self.hidden = torch.cat(states)[len(prompt_ids) - 1 :].clone()
+
+    def compare(self, step: int, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """KL(full || lane) in nats and whether both have the same most likely token, (lanes,) each."""
+        ours = self.model.logits(self.hidden[step]).to(logits.device)
+        expected, lanes = ours.log_softmax(-1), logits.log_softmax(-1)
+        kl = (expected.exp() * (expected - lanes)).sum(-1).clamp(min=0)
+        return kl, logits.argmax(-1) == ours.argmax()
 
 
 class _Batch:
@@ -120,6 +161,7 @@ class _Batch:
         bounded = self.evicts and settings.refresh_mode != "prefill_end"
         self.model, self.settings, self.prompt_size = model, settings, prompt_size
         self.cancelled = cancelled
+        self.reference: _Reference | None = None  # where the lanes follow a given answer
         self.cache = BoundedCache(
             limit=settings.cache_size + settings.chunk_size if bounded else None,
             record_inputs=any(strategy.needs_layer_inputs for strategy in strategies),
@@ -142,7 +184,7 @@ class _Batch:
 
     def read_prompt(self, prompt_ids: Sequence[int]) -> Iterator[Event]:
         ids = torch.tensor([list(prompt_ids)], dtype=torch.long, device=self.model.device)
-        slice_size = PROMPT_SLICE.get(self.model.device.type, PROMPT_SLICE_ACCELERATOR)
+        slice_size = _slice_size(self.model)
         while self.seen < self.prompt_size:
             self.checkpoint()
             chunk_end = self.seen - self.seen % self.settings.chunk_size + self.settings.chunk_size
@@ -160,19 +202,22 @@ class _Batch:
                 yield from self.land([])[1]
 
     def decode(self) -> Iterator[Event]:
-        while True:
+        for step in itertools.count():
             self.checkpoint()
             # A model spread over several devices ends on another one than it begins on.
-            logits = self.model.logits(self.hidden).to(self.model.device)
-            tokens, logprobs = self.choose(logits)
-            (chosen, chosen_logprobs), refreshed = self.land([tokens, logprobs])
+            logits = self.model.logits(self.hidden).to(self.model.device).expand(len(self.lanes), -1)
+            tokens, logprobs = self.choose(logits, step)
+            harm = list(self.reference.compare(step, logits)) if self.reference else []
+            (chosen, chosen_logprobs, *told_harm), refreshed = self.land([tokens, logprobs, *harm])
             yield from refreshed
             going = []
             lanes = list(self.lanes)
             for at, (lane, token) in enumerate(zip(lanes, chosen.tolist(), strict=True)):
                 lane.generated += 1
-                yield TokenGenerated(lane.name, self.seen, token, float(chosen_logprobs[at]))
-                if token in self.model.eos_ids or lane.generated == self.settings.max_new_tokens:
+                kl, agrees = (float(told_harm[0][at]), bool(told_harm[1][at])) if told_harm else (math.nan, False)
+                yield TokenGenerated(lane.name, self.seen, token, float(chosen_logprobs[at]), kl, agrees)
+                ends = token in self.model.eos_ids and self.reference is None
+                if ends or lane.generated == self.settings.max_new_tokens:
                     self.lanes.remove(lane)
                     yield Done(lane.name, "eos" if token in self.model.eos_ids else "length")
                 else:
@@ -201,11 +246,11 @@ class _Batch:
         self.hidden = hidden[:, -1]
         return hidden
 
-    def choose(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+    def choose(self, logits: Tensor, step: int) -> tuple[Tensor, Tensor]:
         """The next token of every lane and its log-probability (NaN where not asked for), each (lanes,)."""
-        if logits.shape[0] != len(self.lanes):
-            logits = logits.expand(len(self.lanes), -1)
-        if self.settings.temperature > 0:
+        if self.reference is not None:
+            tokens = self.reference.answer[step].expand(len(self.lanes))
+        elif self.settings.temperature > 0:
             chances = (logits / self.settings.temperature).softmax(-1)
             rows = zip(chances, self.lanes, strict=True)
             tokens = torch.cat([torch.multinomial(row, 1, generator=lane.generator) for row, lane in rows])
@@ -232,20 +277,21 @@ class _Batch:
         evict = self.evicts and n > budget
         scored = []
         for row, lane in enumerate(self.lanes):
-            begin = self.mark()
             lane.previous = _padded(lane.previous, n)
+            surprise = self.observed(lane, row) if self.settings.observe else None
+            begin = self.mark()
             scores = slots = None
             if evict or (self.evicts and lane.strategy.scores_every_refresh):
-                scores = lane.strategy.scores(self.entries(lane, row)).float().to(self.model.device)
-                slots = keep_best(scores, self.frozen, self.tail(lane), budget) if evict else None
+                scores = _scores(lane.strategy, self.entries(lane, row)).float().to(self.model.device)
+                slots = keep_best(scores, self.head(lane), self.tail(lane), budget) if evict else None
                 lane.previous = scores if slots is None else scores[slots]
-            scored.append((lane, scores, slots, (begin, self.mark())))
+            scored.append((lane, scores, slots, surprise, (begin, self.mark())))
         begin = self.mark()
         if evict:
             self.part()
-            self.cache.keep(torch.stack([slots for _, _, slots, _ in scored if slots is not None]))
+            self.cache.keep(torch.stack([slots for _, _, slots, _, _ in scored if slots is not None]))
         evicting = (begin, self.mark())
-        for lane, scores, slots, scoring in scored:
+        for lane, scores, slots, surprise, scoring in scored:
             event = {
                 "lane": lane.name,
                 "refresh": lane.refreshes,
@@ -256,7 +302,14 @@ class _Batch:
                 "cache_bytes": self.cache.bytes // self.rows,
             }
             lane.refreshes += 1
-            self.pending.append(_Record(lane, event, scores, slots, scoring, evicting, len(scored)))
+            self.pending.append(_Record(lane, event, scores, slots, surprise, scoring, evicting, len(scored)))
+
+    def observed(self, lane: _Lane, row: int) -> Tensor:
+        """The counter-causal surprise of a lane's entries, (n,); NaN for those that no later entry can predict."""
+        watcher = CounterCausal()
+        surprise = watcher.scores(self.entries(lane, row)).float().to(self.model.device)
+        surprise[-watcher.protects_last :] = torch.nan
+        return surprise
 
     def part(self) -> None:
         """Give every lane a row of its own."""
@@ -285,6 +338,11 @@ class _Batch:
         """How many cached entries are frozen: they are the first ones, and none of them is ever evicted."""
         return min(self.settings.frozen_size, self.cache.size)
 
+    def head(self, lane: _Lane) -> int:
+        """How many of the first entries this lane keeps without ranking: the frozen ones and its own sinks."""
+        first = lane.strategy.protects_first(self.settings.cache_size, self.settings.frozen_size)
+        return min(max(first, self.frozen), self.cache.size)
+
     def tail(self, lane: _Lane) -> int:
         """How many of the newest entries this lane keeps without ranking."""
         return max(self.recent(lane), lane.strategy.protects_last)
@@ -301,17 +359,25 @@ class _Batch:
     def land(self, first: list[Tensor]) -> tuple[list[npt.NDArray[Any]], list[Refreshed]]:
         """Bring ``first`` and all pending records to the host in one transfer."""
         records, self.pending = self.pending, []
-        waiting = [tensor for record in records for tensor in (record.slots, record.scores) if tensor is not None]
+        parts = [part for record in records for part in (record.slots, record.scores, record.surprise)]
+        waiting = [part for part in parts if part is not None]
         arrays = iter(fetch([*first, *waiting]))
         fetched = [next(arrays) for _ in first]
         told = []
         for record in records:
             slots = None if record.slots is None else next(arrays)
             scores = None if record.scores is None else next(arrays)
-            told.append(self.told(record, slots, scores))
+            surprise = None if record.surprise is None else next(arrays)
+            told.append(self.told(record, slots, scores, surprise))
         return fetched, told
 
-    def told(self, record: _Record, slots: npt.NDArray[Any] | None, scores: npt.NDArray[Any] | None) -> Refreshed:
+    def told(
+        self,
+        record: _Record,
+        slots: npt.NDArray[Any] | None,
+        scores: npt.NDArray[Any] | None,
+        surprise: npt.NDArray[Any] | None,
+    ) -> Refreshed:
         lane, n = record.lane, record.event["size_before"]
         kept = np.ones(n, bool)
         if slots is not None:
@@ -322,15 +388,50 @@ class _Batch:
         if self.evicts:
             protected[max(n - self.recent(lane), 0) :] = "recent"
             protected[max(n - lane.strategy.protects_last, 0) :] = "last"
+            first = lane.strategy.protects_first(self.settings.cache_size, self.settings.frozen_size)
+            protected[: min(first, n)] = "sink"
             protected[: min(self.settings.frozen_size, n)] = "frozen"
         (begin, scored), (evicting, evicted) = record.scoring, record.evicting
         seconds = begin.until(scored) + evicting.until(evicted) / record.sharing
         return Refreshed(
-            positions=before, scores=scores, kept=kept, protected=protected, seconds=seconds, **record.event
+            positions=before,
+            scores=scores,
+            kept=kept,
+            protected=protected,
+            seconds=seconds,
+            surprise=surprise,
+            **record.event,
         )
 
     def mark(self) -> Mark:
         return Mark(self.model.device)
+
+
+def _scores(strategy: Strategy, entries: Entries) -> Tensor:
+    """A strategy's scores; what a user's own strategy gets wrong is said in one sentence."""
+    try:
+        scores = strategy.scores(entries)
+    except (UserError, _CancelledError):
+        raise
+    except Exception as error:
+        if not strategy.loaded_from:
+            raise
+        line = traceback.extract_tb(error.__traceback__)[-1]
+        raise UserError(
+            f"the strategy {strategy.name} failed in line {line.lineno} of {line.filename}: "
+            f"{type(error).__name__}: {error}."
+        ) from error
+    if not isinstance(scores, Tensor) or scores.shape != (entries.size,):
+        given = f"a tensor of shape {tuple(scores.shape)}" if isinstance(scores, Tensor) else repr(type(scores).__name__)
+        raise UserError(
+            f"the strategy {strategy.name} must return one score for each of the {entries.size} entries, a tensor of "
+            f"shape ({entries.size},), not {given}."
+        )
+    return scores
+
+
+def _slice_size(model: LanguageModel) -> int:
+    return PROMPT_SLICE.get(model.device.type, PROMPT_SLICE_ACCELERATOR)
 
 
 def _padded(previous: Tensor, n: int) -> Tensor:

@@ -5,6 +5,7 @@ Arrays are NumPy, on the host; nothing here refers to a model or a device.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -39,7 +40,8 @@ class Refreshed:
     positions: npt.NDArray[np.int32]  # (n,) before the refresh, ascending
     scores: npt.NDArray[np.float32] | None  # (n,), or None where nothing was scored
     kept: npt.NDArray[np.bool_]  # (n,)
-    protected: npt.NDArray[np.str_]  # (n,) of "", "frozen", "recent", "last"
+    protected: npt.NDArray[np.str_]  # (n,) of "", "frozen", "sink", "recent", "last"
+    surprise: npt.NDArray[np.float32] | None = None  # (n,) counter-causal score, where it was asked for
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,8 @@ class TokenGenerated:
     position: int
     token_id: int
     logprob: float  # NaN where log-probabilities were not asked for
+    kl: float = math.nan  # nats, from the full cache's next-token distribution to the lane's; NaN unless following
+    agrees: bool = False  # whether both distributions have the same most likely token; false unless following
 
 
 @dataclass(frozen=True)

@@ -13,14 +13,14 @@ import threading
 import time
 import uuid
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
 import torch
 
 from ccviz.errors import sentence_for
-from ccviz.events import PromptFed, TokenGenerated
+from ccviz.events import TokenGenerated
 from ccviz.models import load_model
 from ccviz.network import LanguageModel
 from ccviz.runs import Request, Run
@@ -56,11 +56,15 @@ class ModelSpec:
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a run is.
+    """How far a run is, over all its lanes.
 
-    ``seconds_left`` is an upper bound, since the model may end earlier, and None until there is a rate to tell it by.
+    ``prompt_read`` and ``prompt_size`` are those of the lane that is least far, of those that have begun; the tokens
+    ``generated``, the ``most`` there may be, and the rate are sums over lanes. ``seconds_left`` is an upper bound,
+    since the model may end earlier, and None until there is a rate to tell it by.
     """
 
+    lanes: int
+    lanes_ended: int
     prompt_read: int
     prompt_size: int
     generated: int
@@ -72,24 +76,26 @@ class Progress:
     @property
     def share(self) -> float:
         """0 to 1, tokens processed of the most there may be."""
-        return min(1.0, (self.prompt_read + self.generated) / max(1, self.prompt_size + self.most))
+        read, size = self.prompt_read * self.lanes, self.prompt_size * self.lanes
+        return 1.0 if self.lanes_ended == self.lanes else min(1.0, (read + self.generated) / max(1, size + self.most))
 
 
 @dataclass(eq=False)
 class Job:
-    """One run (or, without a request, the loading of a model) on its way through the worker."""
+    """One run of one or several lanes (or, without any, the loading of a model) on its way through the worker."""
 
     spec: ModelSpec
-    request: Request | None = None
+    requests: Mapping[str, Request] = field(default_factory=dict)
+    follow: str | None = None  # the lane whose answer the others are fed
     id: str = field(default_factory=lambda: uuid.uuid4().hex[:10])
     state: State = State.QUEUED
     message: str = ""  # what is happening, or what went wrong, in one sentence
-    recorder: Recorder | None = None
+    recorders: dict[str, Recorder] = field(default_factory=dict)  # of the lanes, once they run
     _cancel: threading.Event = field(default_factory=threading.Event)
     _ended: threading.Event = field(default_factory=threading.Event)
     _lock: threading.Lock = field(default_factory=threading.Lock)  # pages ask for snapshots at the same time
-    _prompt_done: float = 0.0
-    _snapshot: Trace | None = None
+    _first_token: float = 0.0  # when it came
+    _snapshot: dict[str, Trace] = field(default_factory=dict)
     _snapshot_is_final: bool = False
     _next_snapshot: float = 0.0  # when a page may have a fresh one
 
@@ -98,29 +104,40 @@ class Job:
         return self.state in ENDED
 
     def trace(self) -> Trace | None:
-        """What has happened so far; None until the run has begun.
+        """What has happened so far in the first lane; None until the run has begun."""
+        return next(iter(self.traces().values()), None)
+
+    def traces(self) -> dict[str, Trace]:
+        """What has happened so far in every lane; empty until the run has begun.
 
         While the run goes on this is a snapshot, made anew at most as often as keeps its cost to a tenth of the time.
         """
         ended, began = self.ended, time.monotonic()
         with self._lock:
-            if self.recorder is None or self._snapshot_is_final or (began < self._next_snapshot and not ended):
+            if not self.recorders or self._snapshot_is_final or (began < self._next_snapshot and not ended):
                 return self._snapshot
-            self._snapshot = self.recorder.trace()
+            self._snapshot = {name: recorder.trace() for name, recorder in self.recorders.items()}
             self._snapshot_is_final = ended
             self._next_snapshot = began + 10 * (time.monotonic() - began)
             return self._snapshot
 
     def progress(self) -> Progress | None:
         """How far the run is; None until it has begun."""
-        if self.recorder is None or self.request is None:
+        if not self.recorders:
             return None
-        recorder, most = self.recorder, self.request.settings.max_new_tokens
-        size, generated, now = recorder.prompt_size, recorder.generated, time.monotonic()
-        read = min(recorder.tokens_seen, size)
-        rate = generated / max(now - self._prompt_done, 1e-6) if self._prompt_done and generated else 0.0
-        left = (most - generated) / rate if rate and generated > 1 else None
-        return Progress(read, size, generated, most, len(recorder.refreshed), rate, left)
+        lanes = list(self.recorders.values())
+        begun = [lane for lane in lanes if lane.tokens_seen] or lanes
+        ended = [lane for lane in lanes if lane.config["stop_reason"]]
+        size, read = min((lane.prompt_size, min(lane.tokens_seen, lane.prompt_size)) for lane in begun)
+        generated = sum(lane.generated for lane in lanes)
+        most = sum(
+            lane.generated if lane in ended else int(lane.config["max_new_tokens"])  # what has ended needs no more
+            for lane in lanes
+        )
+        refreshes = sum(len(lane.refreshed) for lane in lanes)
+        rate = generated / max(time.monotonic() - self._first_token, 1e-6) if self._first_token else 0.0
+        left = (most - generated) / rate if rate and generated > len(begun) else None
+        return Progress(len(lanes), len(ended), read, size, generated, most, refreshes, rate, left)
 
     def cancel(self) -> None:
         """Ask the run to stop; it does within one token and keeps what it has."""
@@ -148,14 +165,14 @@ class Runner:
         self._spec: ModelSpec | None = None
         self._worker: threading.Thread | None = None
 
-    def submit(self, spec: ModelSpec, request: Request) -> Job:
-        """Queue a run."""
-        return self._enqueue(Job(spec, request))
+    def submit(self, spec: ModelSpec, requests: Mapping[str, Request], follow: str | None = None) -> Job:
+        """Queue a run of one or several lanes."""
+        return self._enqueue(Job(spec, requests, follow))
 
     def prepare(self, spec: ModelSpec) -> Job:
         """Queue the loading of a model, or return the job that already waits for it or has failed at it last."""
         with self._lock:
-            same = [job for job in self._jobs.values() if job.request is None and job.spec == spec]
+            same = [job for job in self._jobs.values() if not job.requests and job.spec == spec]
             if same and (not same[-1].ended or same[-1].state is State.FAILED or spec == self._spec):
                 return same[-1]
             return self._enqueue(Job(spec))
@@ -164,9 +181,10 @@ class Runner:
         """Queue the loading of a model once more, after it failed."""
         self._enqueue(Job(spec))
 
-    def adopt(self, trace: Trace) -> Job:
-        """A job that has ended with this trace, such as one from a file."""
-        job = Job(ModelSpec(str(trace.config.get("model", ""))), _snapshot=trace)
+    def adopt(self, traces: Mapping[str, Trace]) -> Job:
+        """A job that has ended with these traces, such as some from files."""
+        model = str(next(iter(traces.values())).config.get("model", ""))
+        job = Job(ModelSpec(model), _snapshot=dict(traces))
         job._end(State.DONE)
         with self._lock:
             self._remember(job)
@@ -243,18 +261,17 @@ class Runner:
 
     def _do(self, job: Job) -> None:
         model = self._loaded(job)
-        if job.request is None:
+        if not job.requests:
             job._end(State.DONE)
             return
-        run = Run(model, job.request)
-        job.recorder, job.message = run.recorder, ""
+        run = Run(model, job.requests, job.follow)
+        job.recorders, job.message = run.recorders, ""
         job.state = State.RUNNING
         for event in run.events(job._cancel.is_set):
-            if isinstance(event, PromptFed) and event.tokens_seen == len(run.prompt_ids):
-                job._prompt_done = time.monotonic()
-            elif isinstance(event, TokenGenerated) and run.recorder.generated == 1:
-                job._prompt_done = time.monotonic()  # the prompt's last refresh lies between
-        job._end(State.CANCELLED if run.recorder.config["stop_reason"] == "cancelled" else State.DONE)
+            if not job._first_token and isinstance(event, TokenGenerated):
+                job._first_token = time.monotonic()
+        reasons = [recorder.config["stop_reason"] for recorder in run.recorders.values()]
+        job._end(State.CANCELLED if "cancelled" in reasons else State.DONE)
 
     def _loaded(self, job: Job) -> LanguageModel:
         if self._model is not None and self._spec == job.spec:

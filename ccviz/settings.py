@@ -35,6 +35,8 @@ class Settings:
         0 is greedy; above, tokens are sampled with the seed.
     logprobs
         Also record the log-probability of every token.
+    observe
+        Also record, at every refresh and whatever the strategy, the counter-causal surprise of every entry.
     """
 
     cache_size: int
@@ -45,6 +47,7 @@ class Settings:
     temperature: float = 0.0
     seed: int = 0
     logprobs: bool = False
+    observe: bool = False
 
     def __post_init__(self) -> None:
         check_whole_number("cache_size (J)", self.cache_size, 2)

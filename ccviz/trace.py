@@ -52,6 +52,13 @@ COLUMNS: Final[dict[str, dict[str, str]]] = {
     },
 }
 
+# Columns that are there only when they were asked for.
+OPTIONAL_COLUMNS: Final[dict[str, dict[str, str]]] = {
+    "tokens": {"kl": "float32", "agrees": "bool"},
+    "refreshes": {},
+    "entries": {"surprise": "float32"},
+}
+
 
 @dataclass(eq=False)
 class Trace:
@@ -63,12 +70,14 @@ class Trace:
         What was asked and on what: strategy, options, cache_size, chunk_size, ..., model, dtype, device, versions,
         started, seconds, stop_reason. Only JSON types.
     tokens
-        One row a position: position, token_id, text, generated, logprob.
+        One row a position: position, token_id, text, generated, logprob; in a run that followed another's answer
+        also kl and agrees (see docs/trace-format.md).
     refreshes
         One row a refresh: refresh, tokens_seen, phase, size_before, size_after, seconds, cache_bytes.
     entries
-        One row an entry a refresh, evicted ones included: refresh, position, slot, score, kept, protected. Empty for
-        the full cache, whose entries are all positions seen; `all_entries` fills them in.
+        One row an entry a refresh, evicted ones included: refresh, position, slot, score, kept, protected, and in an
+        observed run surprise. Empty for the full cache, whose entries are all positions seen, unless it was observed;
+        `all_entries` fills them in.
     """
 
     config: dict[str, Any]
@@ -235,7 +244,7 @@ def _read_table(archive: zipfile.ZipFile, table: str, name: str) -> pd.DataFrame
     if missing:
         raise UserError(f"{name} is incomplete: its table {table} has no column {missing[0]}.")
     try:
-        for column, dtype in COLUMNS[table].items():
+        for column, dtype in _types(table, frame).items():
             _check_values(frame[column], dtype)
         return _typed(table, frame)
     except (TypeError, ValueError, OverflowError):
@@ -265,7 +274,12 @@ def _check_values(values: pd.Series[Any], dtype: str) -> None:
 
 
 def _typed(table: str, frame: pd.DataFrame) -> pd.DataFrame:
-    return frame.astype(COLUMNS[table]).reset_index(drop=True)
+    return frame.astype(_types(table, frame)).reset_index(drop=True)
+
+
+def _types(table: str, frame: pd.DataFrame) -> dict[str, str]:
+    optional = {column: dtype for column, dtype in OPTIONAL_COLUMNS[table].items() if column in frame.columns}
+    return {**COLUMNS[table], **optional}
 
 
 def write_whole(target: Path, data: bytes) -> None:
@@ -307,10 +321,12 @@ class Recorder:
 
     def __init__(self, config: dict[str, Any], prompt_ids: Sequence[int], tokenizer: Any) -> None:
         self.config = dict(config)
-        self.records_entries = config.get("strategy") != "full"
+        self.observes = bool(config.get("observe"))
+        self.records_entries = config.get("strategy") != "full" or self.observes
         self.prompt_size = len(prompt_ids)
         self._ids = list(prompt_ids)
         self._logprobs = [np.nan] * len(prompt_ids)
+        self._harm: list[tuple[float, bool]] = []  # kl and agreement of each token of a followed answer
         self._texts = TokenTexts(tokenizer)
         self._texts.push(prompt_ids)
         self.tokens_seen = 0
@@ -332,6 +348,8 @@ class Recorder:
         elif isinstance(event, TokenGenerated):
             self._ids.append(event.token_id)
             self._logprobs.append(event.logprob)
+            if self.config.get("follows"):
+                self._harm.append((event.kl, event.agrees))
             self._texts.push([event.token_id])
             self.tokens_seen = event.position  # the new token itself is not processed yet
         elif isinstance(event, Done):
@@ -341,6 +359,12 @@ class Recorder:
     def generated(self) -> int:
         """Tokens generated so far."""
         return len(self._ids) - self.prompt_size
+
+    @property
+    def answer(self) -> list[int]:
+        """The tokens generated so far."""
+        with self._lock:
+            return self._ids[self.prompt_size :]
 
     @property
     def text(self) -> str:
@@ -359,10 +383,13 @@ class Recorder:
                 "generated": np.arange(len(self._ids)) >= self.prompt_size,
                 "logprob": list(self._logprobs),
             }
+            if config.get("follows"):
+                of_prompt = [(np.nan, False)] * self.prompt_size
+                columns_of_tokens["kl"], columns_of_tokens["agrees"] = zip(*of_prompt, *self._harm, strict=True)
         columns = COLUMNS["refreshes"]
         rows = [[getattr(event, name) for name in columns] for event in refreshed]
         refreshes = pd.DataFrame(rows, columns=list(columns))
-        entries = pd.DataFrame(_entry_columns(refreshed if self.records_entries else []))
+        entries = pd.DataFrame(_entry_columns(refreshed if self.records_entries else [], self.observes))
         return Trace(
             json.loads(json.dumps(config)),
             _typed("tokens", pd.DataFrame(columns_of_tokens)),
@@ -371,17 +398,22 @@ class Recorder:
         )
 
 
-def _entry_columns(refreshed: list[Refreshed]) -> dict[str, Any]:
+def _entry_columns(refreshed: list[Refreshed], observes: bool) -> dict[str, Any]:
     def joined(arrays: list[Any]) -> Any:
         return np.concatenate(arrays) if arrays else np.empty(0)
 
+    def filled(values: Any, size: int) -> Any:
+        return np.full(size, np.nan) if values is None else values
+
     sizes = [event.size_before for event in refreshed]
-    scores = [np.full(event.size_before, np.nan) if event.scores is None else event.scores for event in refreshed]
-    return {
+    columns = {
         "refresh": np.repeat([event.refresh for event in refreshed], sizes) if refreshed else np.empty(0),
         "position": joined([event.positions for event in refreshed]),
         "slot": joined([np.arange(size) for size in sizes]),
-        "score": joined(scores),
+        "score": joined([filled(event.scores, event.size_before) for event in refreshed]),
         "kept": joined([event.kept for event in refreshed]),
         "protected": joined([event.protected for event in refreshed]),
     }
+    if observes:
+        columns["surprise"] = joined([filled(event.surprise, event.size_before) for event in refreshed])
+    return columns

@@ -31,9 +31,9 @@ SPEC = ModelSpec("tiny", "cpu", "float32")
 PATIENCE = 60  # seconds until a test gives up; none is expected to wait
 
 
-def request(prompt: list[int] = PROMPT, strategy: str = "sliding_window", **given: Any) -> Request:
+def request(prompt: list[int] = PROMPT, strategy: str = "sliding_window", **given: Any) -> dict[str, Request]:
     settings = Settings(**{"cache_size": 16, "chunk_size": 8, "max_new_tokens": 20, **given})
-    return Request(prompt, settings, strategy, chat=False)
+    return {strategy: Request(prompt, settings, strategy, chat=False)}
 
 
 class Hooked(LanguageModel):
@@ -61,7 +61,7 @@ def runner_of(model: LanguageModel) -> Runner:
     return Runner(lambda *_given, **_progress: model)
 
 
-def run_with(hook: Callable[[Job, int], None], asked: Request) -> Job:
+def run_with(hook: Callable[[Job, int], None], asked: dict[str, Request]) -> Job:
     """Run one request to its end; the hook is called before each pass with the job and the number of the pass."""
     submitted, jobs = threading.Event(), []
 
@@ -480,7 +480,7 @@ def test_a_model_that_failed_is_not_tried_again_until_someone_asks() -> None:
 def test_an_adopted_trace_is_a_job_that_has_ended(tiny_llama: LanguageModel) -> None:
     trace = ccviz.generate(tiny_llama, PROMPT, "importance", cache_size=16, chunk_size=8, max_new_tokens=4)
     runner = Runner()
-    job = runner.adopt(trace)
+    job = runner.adopt({trace.strategy: trace})
     assert (job.state, job.ended, job.wait(0)) == (State.DONE, True, True)
     assert job.trace() is trace
     assert (job.progress(), job.spec.name) == (None, "tiny-llama")
@@ -494,7 +494,7 @@ def test_only_the_last_finished_jobs_are_remembered_and_running_ones_always(tiny
     runner = runner_of(hooked(lambda _number: go.wait(PATIENCE) and None))
     running, waiting = runner.submit(SPEC, request()), runner.submit(SPEC, request())
     until(lambda: running.state is State.RUNNING)
-    adopted = [runner.adopt(trace) for _ in range(KEPT_JOBS + 5)]
+    adopted = [runner.adopt({trace.strategy: trace}) for _ in range(KEPT_JOBS + 5)]
     known = [runner.get(job.id) is job for job in adopted]
     assert known == [False] * 5 + [True] * KEPT_JOBS
     assert runner.get(running.id) is running

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 from conftest import tiny
 
 import ccviz
 from ccviz.errors import UserError
+from ccviz.events import TokenGenerated
 from ccviz.network import LanguageModel
-from ccviz.runs import Request, Run
+from ccviz.runs import Request, Run, lane_requests
 from ccviz.settings import Settings
 
 PROMPT = [(11 * at) % 97 for at in range(60)]
@@ -35,6 +37,90 @@ def test_compare_gives_for_each_strategy_what_generate_gives(logprobs: bool) -> 
         assert trace.config["seconds"] > trace.config["prompt_seconds"] > 0
 
 
+def assert_same_run(trace: ccviz.Trace, alone: ccviz.Trace) -> None:
+    pd.testing.assert_frame_equal(trace.tokens, alone.tokens, atol=1e-4)
+    pd.testing.assert_frame_equal(trace.entries, alone.entries, atol=1e-3, rtol=1e-3)
+
+
+def test_several_cache_sizes_are_batches_of_their_own_and_the_full_cache_runs_once() -> None:
+    model = tiny("llama", seed=4)
+    budget = {**BUDGET, "cache_size": [16, 20]}
+    traces = ccviz.compare(model, PROMPT, ["full", "importance", "sliding_window"], **budget)
+    sizes = {"importance J=16": 16, "importance J=20": 20, "sliding_window J=16": 16, "sliding_window J=20": 20}
+    assert list(traces) == ["full", *sizes]
+    for name, size in sizes.items():
+        assert traces[name].config["cache_size"] == size
+        assert_same_run(traces[name], ccviz.generate(model, PROMPT, name.split()[0], **{**BUDGET, "cache_size": size}))
+
+
+def test_batches_take_turns_token_by_token() -> None:
+    model = tiny("llama", seed=4)
+    settings = Settings(20, 8, 12)
+    run = Run(model, lane_requests(Request(PROMPT, settings), ["full", "importance", "sliding_window"], [16, 20]))
+    lead = 0
+    for event in run.events():
+        counts = [recorder.generated for recorder in run.recorders.values()]
+        if isinstance(event, TokenGenerated) and min(counts):
+            lead = max(lead, max(counts) - min(counts))
+    assert counts == [12] * 5
+    assert lead <= 1
+
+
+@pytest.mark.parametrize("strategy", ["sliding_window", "counter_causal", "full"])
+def test_a_lane_that_follows_is_fed_the_answer_and_says_how_far_its_predictions_moved(strategy: str) -> None:
+    model = tiny("llama", seed=4)
+    full = ccviz.generate(model, PROMPT, "full", **BUDGET)
+    trace = ccviz.generate(model, PROMPT, strategy, follow=full, **{**BUDGET, "max_new_tokens": 3})
+    assert trace.tokens["token_id"].tolist() == full.tokens["token_id"].tolist()
+    assert trace.stop_reason == full.stop_reason
+    assert trace.config["follows"] == "full"
+    harm = trace.tokens[trace.tokens["generated"]]
+    assert trace.tokens.loc[~trace.tokens["generated"], "kl"].isna().all()
+    assert (harm["kl"] >= 0).all()
+    if strategy == "full":
+        assert harm["kl"].max() < 1e-5
+        assert harm["agrees"].all()
+    else:
+        assert harm["kl"].max() > 1e-2
+    together = ccviz.compare(
+        model, PROMPT, ["full", strategy] if strategy != "full" else ["full"], follow="full", **BUDGET
+    )
+    assert_same_run(together["full"], full)
+    if strategy != "full":
+        assert_same_run(together[strategy], trace)
+
+
+def test_observed_surprise_is_what_counter_causal_would_score() -> None:
+    model = tiny("llama", seed=4)
+    ours = ccviz.generate(model, PROMPT, "counter_causal", observe=True, **BUDGET).entries
+    evicting = ours.dropna(subset=["score", "surprise"])
+    assert len(evicting) > 100
+    np.testing.assert_allclose(evicting["score"], evicting["surprise"], rtol=1e-6)
+    for strategy in ("sliding_window", "full"):
+        plain = ccviz.generate(model, PROMPT, strategy, **BUDGET)
+        observed = ccviz.generate(model, PROMPT, strategy, observe=True, **BUDGET)
+        assert observed.text == plain.text
+        pd.testing.assert_frame_equal(observed.all_entries().drop(columns="surprise"), plain.all_entries())
+        newest = observed.entries.groupby("refresh").tail(1)
+        assert newest["surprise"].isna().all()
+        assert observed.entries.drop(newest.index)["surprise"].notna().all()
+        assert ccviz.Trace.open(observed.to_bytes()) == observed
+
+
+@pytest.mark.parametrize(
+    ("follow", "says"),
+    [
+        ("best", "follow must name one of the lanes sliding_window"),
+        ([1, 2, 3], "answers another prompt \\(3 tokens\\) than sliding_window is given \\(60 tokens\\)"),
+    ],
+)
+def test_what_cannot_be_followed_is_said(follow: Any, says: str, tiny_llama: LanguageModel) -> None:
+    if not isinstance(follow, str):
+        follow = ccviz.generate(tiny_llama, follow, "full", max_new_tokens=2)
+    with pytest.raises(UserError, match=says):
+        ccviz.compare(tiny_llama, PROMPT, ["sliding_window"], follow=follow, **BUDGET)
+
+
 @pytest.mark.parametrize(
     ("strategies", "options", "says"),
     [
@@ -53,10 +139,11 @@ def test_compare_says_what_is_wrong(strategies: list[str], options: Any, says: s
 def test_the_system_part_is_frozen_by_name_whatever_its_size(built_in: LanguageModel) -> None:
     def run(system: str | None, strategy: str = "importance") -> Run:
         settings = Settings(40, 8, 2)
-        return Run(built_in, Request("Hello there.", settings, strategy, system=system, freeze_system=True))
+        request = Request("Hello there.", settings, strategy, system=system, freeze_system=True)
+        return Run(built_in, {"lane": request})
 
-    assert run(None).settings.frozen_size == 24
-    assert run("Be brief.").settings.frozen_size < 24
-    assert run(None, "full").settings.frozen_size == 0
+    assert run(None).settings["lane"].frozen_size == 24
+    assert run("Be brief.").settings["lane"].frozen_size < 24
+    assert run(None, "full").settings["lane"].frozen_size == 0
     with pytest.raises(UserError, match="must be below cache_size"):
         run("Be brief. " * 40)

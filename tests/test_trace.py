@@ -124,9 +124,9 @@ def test_traces_differ_where_anything_differs(recorded: Trace) -> None:
 
 
 def test_the_tables_say_what_the_events_said(tiny_llama: LanguageModel) -> None:
-    run = Run(tiny_llama, Request(PROMPT, Settings(16, 8, 20, 3, logprobs=True), "heavy_hitter", chat=False))
+    run = Run(tiny_llama, {"lane": Request(PROMPT, Settings(16, 8, 20, 3, logprobs=True), "heavy_hitter", chat=False)})
     events = list(run.events())
-    trace = run.recorder.trace()
+    trace = run.recorders["lane"].trace()
     tokens, refreshes, entries = trace.tokens, trace.refreshes, trace.entries
     chosen = [event for event in events if isinstance(event, TokenGenerated)]
     refreshed = [event for event in events if isinstance(event, Refreshed)]
@@ -148,7 +148,7 @@ def test_the_tables_say_what_the_events_said(tiny_llama: LanguageModel) -> None:
         np.testing.assert_array_equal(rows["score"], event.scores)
     assert len(entries) == sum(event.size_before for event in refreshed)
     assert trace.prompt_text == LetterTokenizer().decode(PROMPT)
-    assert trace.text == run.recorder.text == LetterTokenizer().decode([event.token_id for event in chosen])
+    assert trace.text == run.recorders["lane"].text == LetterTokenizer().decode([event.token_id for event in chosen])
 
 
 def test_without_logprobs_none_are_recorded(tiny_llama: LanguageModel) -> None:
@@ -314,13 +314,13 @@ def assert_prefix(part: Trace, whole: Trace) -> None:
 
 
 def test_the_trace_at_any_event_is_a_prefix_of_the_last(tiny_llama: LanguageModel) -> None:
-    run = Run(tiny_llama, Request(PROMPT, Settings(16, 8, 20), "importance", chat=False))
-    parts = [run.recorder.trace()]
+    run = Run(tiny_llama, {"lane": Request(PROMPT, Settings(16, 8, 20), "importance", chat=False)})
+    parts = [run.recorders["lane"].trace()]
     for event in run.events():
-        parts.append(run.recorder.trace())
+        parts.append(run.recorders["lane"].trace())
         if isinstance(event, TokenGenerated):
-            assert run.recorder.generated == len(parts[-1].text)
-    whole = run.recorder.trace()
+            assert run.recorders["lane"].generated == len(parts[-1].text)
+    whole = run.recorders["lane"].trace()
     assert [part.stop_reason for part in parts] == [""] * (len(parts) - 1) + ["length"]
     assert (len(parts[0].tokens), len(parts[0].refreshes), parts[0].text) == (40, 0, "")
     for part in parts:
@@ -331,7 +331,7 @@ def test_the_trace_at_any_event_is_a_prefix_of_the_last(tiny_llama: LanguageMode
 
 
 def test_a_cancelled_run_leaves_what_it_had(tiny_llama: LanguageModel) -> None:
-    run, asked = Run(tiny_llama, Request(PROMPT, Settings(16, 8, 20), "importance", chat=False)), 0
+    run, asked = Run(tiny_llama, {"lane": Request(PROMPT, Settings(16, 8, 20), "importance", chat=False)}), 0
 
     def cancelled() -> bool:
         nonlocal asked
@@ -339,7 +339,7 @@ def test_a_cancelled_run_leaves_what_it_had(tiny_llama: LanguageModel) -> None:
         return asked > 12
 
     list(run.events(cancelled))
-    part, whole = run.recorder.trace(), make(tiny_llama, "importance")
+    part, whole = run.recorders["lane"].trace(), make(tiny_llama, "importance")
     assert part.stop_reason == "cancelled"
     assert 0 < len(part.text) < 20
     for table, left_out in (("tokens", []), ("refreshes", ["seconds"]), ("entries", [])):

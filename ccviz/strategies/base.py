@@ -69,10 +69,15 @@ class Strategy(ABC):
     evicts: ClassVar[bool] = True
     needs_layer_inputs: ClassVar[bool] = False
     scores_every_refresh: ClassVar[bool] = False
+    loaded_from: ClassVar[str] = ""  # the user's file it came from, where it did
 
     @abstractmethod
     def scores(self, entries: Entries) -> Tensor:
         """A score for every entry, (n,); higher is kept, NaN ranks lowest, ties go to the later position."""
+
+    def protects_first(self, cache_size: int, frozen_size: int) -> int:
+        """How many of the first positions are kept without ranking, frozen ones counted in ("sink")."""
+        return 0
 
     def protects_recent(self, cache_size: int, frozen_size: int) -> int:
         """How many of the newest entries are kept without ranking ("recent")."""
