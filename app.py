@@ -7,7 +7,8 @@ from typing import Any
 import streamlit as st
 
 from ccviz.errors import UserError
-from ccviz.jobs import Job, ModelSpec, Runner, State
+from ccviz.jobs import Job, Runner, State
+from ccviz.models import ModelSpec
 from ccviz.network import LanguageModel
 from ccviz.prompts import Sample
 from ccviz.runs import Request

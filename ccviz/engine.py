@@ -422,7 +422,7 @@ def _scores(strategy: Strategy, entries: Entries) -> Tensor:
             f"{type(error).__name__}: {error}."
         ) from error
     if not isinstance(scores, Tensor) or scores.shape != (entries.size,):
-        given = f"a tensor of shape {tuple(scores.shape)}" if isinstance(scores, Tensor) else repr(type(scores).__name__)
+        given = f"a tensor of shape {tuple(scores.shape)}" if isinstance(scores, Tensor) else type(scores).__name__
         raise UserError(
             f"the strategy {strategy.name} must return one score for each of the {entries.size} entries, a tensor of "
             f"shape ({entries.size},), not {given}."

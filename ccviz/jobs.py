@@ -21,7 +21,7 @@ import torch
 
 from ccviz.errors import sentence_for
 from ccviz.events import TokenGenerated
-from ccviz.models import load_model
+from ccviz.models import ModelSpec, load_model
 from ccviz.network import LanguageModel
 from ccviz.runs import Request, Run
 from ccviz.trace import Recorder, Trace
@@ -43,15 +43,6 @@ class State(StrEnum):
 
 
 ENDED = {State.DONE, State.CANCELLED, State.FAILED}
-
-
-@dataclass(frozen=True)
-class ModelSpec:
-    """Which model, where and in which type; as `load_model` takes them."""
-
-    name: str
-    device: str = "auto"
-    dtype: str = "auto"
 
 
 @dataclass(frozen=True)
@@ -87,6 +78,7 @@ class Job:
     spec: ModelSpec
     requests: Mapping[str, Request] = field(default_factory=dict)
     follow: str | None = None  # the lane whose answer the others are fed
+    kept: bool = True  # whether it stays reachable by its id once it has ended
     id: str = field(default_factory=lambda: uuid.uuid4().hex[:10])
     state: State = State.QUEUED
     message: str = ""  # what is happening, or what went wrong, in one sentence
@@ -165,9 +157,11 @@ class Runner:
         self._spec: ModelSpec | None = None
         self._worker: threading.Thread | None = None
 
-    def submit(self, spec: ModelSpec, requests: Mapping[str, Request], follow: str | None = None) -> Job:
+    def submit(
+        self, spec: ModelSpec, requests: Mapping[str, Request], follow: str | None = None, kept: bool = True
+    ) -> Job:
         """Queue a run of one or several lanes."""
-        return self._enqueue(Job(spec, requests, follow))
+        return self._enqueue(Job(spec, requests, follow, kept))
 
     def prepare(self, spec: ModelSpec) -> Job:
         """Queue the loading of a model, or return the job that already waits for it or has failed at it last."""
@@ -232,9 +226,11 @@ class Runner:
         self._forget()
 
     def _forget(self) -> None:
-        ended = [key for key, kept in self._jobs.items() if kept.ended]
-        for key in ended[: max(0, len(ended) - KEPT_JOBS)]:
-            del self._jobs[key]
+        ended = [job for job in self._jobs.values() if job.ended]
+        kept = [job for job in ended if job.kept][-KEPT_JOBS:]
+        for job in ended:
+            if job not in kept:
+                del self._jobs[job.id]
 
     def _work(self) -> None:
         # The server and, on a laptop, the browser need a core of their own: torch on all of them was seen seven times

@@ -53,6 +53,15 @@ REFUSED = {
 Progress = Callable[[str], None]
 
 
+@dataclass(frozen=True)
+class ModelSpec:
+    """Which model, where and in which type; as `load_model` takes them."""
+
+    name: str
+    device: str = "auto"
+    dtype: str = "auto"
+
+
 def load_model(
     name: str = embedded.NAME,
     device: str = "auto",

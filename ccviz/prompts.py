@@ -53,9 +53,14 @@ class Sample:
 
     def is_right(self, text: str) -> bool | None:
         """Whether a generated text holds the right answer as whole words; None where the sample has none."""
-        if not self.answer:
-            return None
-        return re.search(rf"(?<!\w){re.escape(self.answer)}(?!\w)", text, re.IGNORECASE) is not None
+        return holds_answer(text, self.answer)
+
+
+def holds_answer(text: str, answer: str) -> bool | None:
+    """Whether a text holds an answer as whole words, in any case; None where the answer is empty."""
+    if not answer:
+        return None
+    return re.search(rf"(?<!\w){re.escape(answer)}(?!\w)", text, re.IGNORECASE) is not None
 
 
 def sample_names() -> list[str]:
@@ -79,7 +84,16 @@ def load_sample(name: str) -> Sample:
 def read_sample(path: Path) -> Sample:
     """A sample from its file: YAML between two lines of dashes, then the prompt."""
     try:
-        _, head, text = path.read_text(encoding="utf-8").split(FENCE, 2)
+        return parse_sample(path.name, path.read_text(encoding="utf-8"))
+    except UnicodeDecodeError as error:
+        raise UserError(f"The sample {path.name} does not follow the format: {error}.") from None
+
+
+def parse_sample(name: str, whole: str) -> Sample:
+    """A sample from the text of a file of this name; see `read_sample`."""
+    path = Path(name)
+    try:
+        _, head, text = whole.split(FENCE, 2)
         stated: dict[str, Any] = yaml.safe_load(head)
         sample = Sample(name=path.stem, text=text.strip("\n"), **stated)
         _check(sample)

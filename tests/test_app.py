@@ -10,7 +10,8 @@ import pytest
 from streamlit.testing.v1 import AppTest
 
 from ccviz import generate
-from ccviz.jobs import Job, ModelSpec, Runner, State
+from ccviz.jobs import Job, Runner, State
+from ccviz.models import ModelSpec
 from ccviz.network import LanguageModel
 from ccviz.prompts import Sample, load_sample, sample_names
 from ccviz.settings import Settings

@@ -19,8 +19,9 @@ from torch import Tensor
 
 import ccviz
 from ccviz.errors import UserError
-from ccviz.jobs import KEPT_JOBS, Job, ModelSpec, Progress, Runner, State
+from ccviz.jobs import KEPT_JOBS, Job, Progress, Runner, State
 from ccviz.metrics import survivors
+from ccviz.models import ModelSpec
 from ccviz.network import LanguageModel
 from ccviz.runs import Request
 from ccviz.settings import Settings

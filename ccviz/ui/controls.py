@@ -14,8 +14,7 @@ import streamlit as st
 
 from ccviz import embedded
 from ccviz.errors import UserError
-from ccviz.jobs import ModelSpec
-from ccviz.models import DEVICES, DTYPES
+from ccviz.models import DEVICES, DTYPES, ModelSpec
 from ccviz.prompts import Sample, load_sample, sample_names
 from ccviz.settings import REFRESH_MODES, Settings
 from ccviz.strategies import strategy_class, strategy_names
