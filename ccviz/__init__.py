@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ccviz.models import load_model
     from ccviz.network import LanguageModel
     from ccviz.runs import compare, generate
-    from ccviz.strategies import Entries, Strategy, make_strategy, register, strategy_names
+    from ccviz.strategies import Entries, Strategy, load_strategy, make_strategy, register, strategy_names
     from ccviz.trace import Trace
 
 _HOME = {
@@ -28,6 +28,7 @@ _HOME = {
     "figures": "figures",
     "generate": "runs",
     "load_model": "models",
+    "load_strategy": "strategies",
     "make_strategy": "strategies",
     "register": "strategies",
     "strategy_names": "strategies",
@@ -44,6 +45,7 @@ __all__ = [
     "figures",
     "generate",
     "load_model",
+    "load_strategy",
     "make_strategy",
     "register",
     "strategy_names",

@@ -229,7 +229,8 @@ class FutureCache(Cache):
     """A cache that answers every layer with stored keys and values and throws the new ones away (paper section 3.1).
 
     A counter-causal pass over rows ``start..`` attends to what *was* cached from ``start`` on; what the pass itself
-    computes for its rows must not leak into it.
+    computes for its rows must not leak into it. From slot 0 on it also serves to ask again what cached tokens attend
+    to.
     """
 
     def __init__(self, entries: CacheRow, start: int) -> None:

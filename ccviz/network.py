@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 from transformers.cache_utils import Cache
 
-from ccviz.cache import BoundedCache
+from ccviz.cache import BoundedCache, CacheRow
 from ccviz.errors import UserError
 
 FULL, SLIDING, CHUNKED = "full_attention", "sliding_attention", "chunked_attention"
@@ -125,8 +125,8 @@ class LanguageModel:
         return hidden
 
     def _as_the_model_wants(self, mask: Tensor) -> Tensor:
-        # Only torch's own attention takes boolean masks; the eager functions add the mask to the scores.
-        if self.model.config._attn_implementation == "sdpa":
+        # Torch's own attention takes boolean masks, and so does ours; the eager functions add the mask to the scores.
+        if self.model.config._attn_implementation in ("sdpa", "ccviz_reporting"):
             return mask
         least = torch.finfo(self.dtype).min
         return torch.zeros(mask.shape, dtype=self.dtype, device=mask.device).masked_fill_(~mask, least)
@@ -204,6 +204,57 @@ class LanguageModel:
             yield groups
         finally:
             config._attn_implementation = stock
+
+    def recent_attention(self, entries: CacheRow, count: int, visit: Callable[[Tensor], None]) -> None:
+        """What the newest ``count`` cached tokens attend to, a layer at a time.
+
+        Those tokens run once more at their true positions; each sees the stored keys and values of the entries up to
+        itself, its own included, and nothing is written. For tokens read since the last eviction these are the
+        queries they had.
+
+        Parameters
+        ----------
+        entries
+            n cached entries.
+        visit
+            Called for each layer in turn with its weights, (query heads, count, n) float32; a row adds up to 1, or to
+            less in models with attention sinks of their own.
+
+        Raises
+        ------
+        UserError
+            If the model's architecture does not take attention functions by name.
+        """
+        config, stock = self.model.config, self.model.config._attn_implementation
+        if not getattr(self.model, "_supports_attention_backend", False):
+            raise UserError(
+                f"{self.name} ({self.config.model_type}) does not tell what its tokens attend to, which this strategy "
+                "ranks by; choose another strategy, such as heavy_hitter or counter_causal."
+            )
+        visited = 0
+
+        def attention(
+            module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor, **given: Any
+        ) -> tuple[Tensor, None]:
+            nonlocal visited
+            visited += 1
+            weights = _attention_weights(query, key, attention_mask, **given)
+            visit(weights[0])
+            heads = value.repeat_interleave(query.shape[1] // value.shape[1], dim=1)
+            return (weights.to(value.dtype) @ heads).transpose(1, 2), None
+
+        AttentionInterface.register("ccviz_reporting", attention)
+        newest = slice(entries.size - count, None)
+        mask = causal_mask(entries.positions[None], count, self.config)
+        config._attn_implementation = "ccviz_reporting"
+        try:
+            self.call(entries.token_ids[None, newest], entries.positions[None, newest], mask, entries.from_slot(0))
+        finally:
+            config._attn_implementation = stock
+        if visited != len(self.layers):
+            raise UserError(
+                f"{self.name} ({self.config.model_type}) tells what its tokens attend to in some layers only."
+            )
 
     # The head
 
@@ -342,6 +393,27 @@ def _grouped_attention(
 
 
 AttentionInterface.register("ccviz_grouped", _grouped_attention)
+
+
+def _attention_weights(
+    query: Tensor,
+    key: Tensor,
+    mask: Tensor,
+    scaling: float | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    **_: Any,
+) -> Tensor:
+    """The softmax weights (1, heads, q, n), float32, of queries (1, heads, q, d) over keys (1, KV heads, n, d)."""
+    keys = key.repeat_interleave(query.shape[1] // key.shape[1], dim=1)
+    scores = (query @ keys.mT).float() * (query.shape[-1] ** -0.5 if scaling is None else scaling)
+    if softcap is not None:
+        scores = torch.tanh(scores / softcap) * softcap
+    scores = scores.masked_fill(~mask, -torch.inf)
+    if s_aux is None:
+        return scores.softmax(-1)
+    sinks = s_aux.float().reshape(1, -1, 1, 1).expand(*scores.shape[:3], 1)
+    return torch.cat([scores, sinks], -1).softmax(-1)[..., :-1]
 
 
 @contextlib.contextmanager

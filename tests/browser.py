@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -16,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
 
 ROOT = Path(__file__).parent.parent
 NAMES = ("chromium", "chromium-browser", "google-chrome")
@@ -47,6 +48,21 @@ def chromium_path() -> str:
     return found
 
 
+class Visitor:
+    """A browser of its own: what it asked the network for and which errors its pages raised."""
+
+    def __init__(self, context: BrowserContext) -> None:
+        self.context = context
+        self.requests: list[str] = []
+        self.errors: list[str] = []
+        context.set_default_timeout(PATIENCE)
+        context.on("request", lambda request: self.requests.append(request.url))
+        context.on("weberror", lambda error: self.errors.append(str(error.error)))
+
+    def foreign_requests(self) -> list[str]:
+        return [url for url in self.requests if not re.match(r"(https?|wss?)://127\.0\.0\.1[:/]|data:|blob:", url)]
+
+
 @contextmanager
 def serve(folder: Path) -> Iterator[Server]:
     """The app on a free port, its log in ``folder``; stopped at the end."""
@@ -56,10 +72,9 @@ def serve(folder: Path) -> Iterator[Server]:
     server = Server(f"http://127.0.0.1:{port}", folder / "server.log")
     command = [sys.executable, "-m", "streamlit", "run", "app.py", "--server.headless", "true"]
     command += ["--server.port", str(port), "--server.fileWatcherType", "none"]
-    with server.log_file.open("wb") as log:
-        process = subprocess.Popen(
-            command, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT, env={**os.environ, "HF_HUB_OFFLINE": "1"}
-        )
+    with server.log_file.open("ab") as log:
+        environment = {**os.environ, "HF_HUB_OFFLINE": "1", "CCVIZ_DATA": str(folder / "data")}
+        process = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT, env=environment)
     try:
         _wait_for_health(server, process)
         yield server

@@ -6,7 +6,6 @@ import base64
 import json
 import re
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -16,8 +15,8 @@ import pytest
 
 pytest.importorskip("playwright.sync_api", reason="needs playwright (requirements-dev.txt)")
 
-from browser import PATIENCE, Server, chromium, serve, wait_ready
-from playwright.sync_api import Browser, BrowserContext, FilePayload, Locator, Page, expect
+from browser import PATIENCE, Server, Visitor, serve, wait_ready
+from playwright.sync_api import Browser, FilePayload, Locator, Page, expect
 
 from ccviz import Trace
 
@@ -30,53 +29,6 @@ MARKUP = (
 # The built-in model goes on for hundreds of tokens after this, without the chat template.
 ENDLESS = "tick tock " * 40
 ENDLESS_ADDRESS = {"chat": "false", "J": "64", "h": "16", "frozen": "0", "new": "2000"}
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    expect.set_options(timeout=PATIENCE)
-    with chromium() as started:
-        yield started
-
-
-@pytest.fixture(scope="module")
-def server(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with serve(tmp_path_factory.mktemp("server")) as running:
-        yield running
-
-
-class Visitor:
-    """A browser of its own: what it asked the network for and which errors its pages raised."""
-
-    def __init__(self, context: BrowserContext) -> None:
-        self.context = context
-        self.requests: list[str] = []
-        self.errors: list[str] = []
-        context.set_default_timeout(PATIENCE)
-        context.on("request", lambda request: self.requests.append(request.url))
-        context.on("weberror", lambda error: self.errors.append(str(error.error)))
-
-    def foreign_requests(self) -> list[str]:
-        return [url for url in self.requests if not re.match(r"(https?|wss?)://127\.0\.0\.1[:/]|data:|blob:", url)]
-
-
-@pytest.fixture
-def visitor(browser: Browser, server: Server) -> Iterator[Visitor]:
-    """One visitor; at the end nothing may have left the machine, and neither page nor server may have raised."""
-    before = len(server.log())
-    visitor = Visitor(browser.new_context(viewport={"width": 1280, "height": 900}))
-    yield visitor
-    visitor.context.close()
-    log = server.log()[before:]
-    print(log)
-    assert "Traceback" not in log
-    assert visitor.foreign_requests() == []
-    assert visitor.errors == []
-
-
-@pytest.fixture
-def page(visitor: Visitor) -> Page:
-    return visitor.context.new_page()
 
 
 @pytest.fixture(scope="module")

@@ -12,93 +12,23 @@ import struct
 import subprocess
 import sys
 import termios
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import oracle
 import pandas as pd
 import pytest
+from commands import SMALL, Ccviz, assert_one_line, process
 from conftest import ROOT
 from PIL import Image
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
 
-import ccviz
 from ccviz.cli import main
-from ccviz.models import load_model
 from ccviz.prompts import load_sample
 from ccviz.trace import Trace
 from ccviz.version import __version__
 
-TEMPLATE = "{% for message in messages %}<|{{ message['role'] }}|>{{ message['content'] }}\n{% endfor %}<|assistant|>"
-LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789 \n.,:?-'\"()|<>_=+[]{}"
-SMALL = ["--cache-size", "16", "--chunk-size", "8", "--max-new-tokens", "12"]
-Said = tuple[int, str, str]
-Ccviz = Callable[..., Said]
-
-
-def small_tokenizer() -> PreTrainedTokenizerFast:
-    """A token a character, a chat template, no token that ends a text; the rest of the 97 tokens are not ASCII."""
-    stand_ins = {" ": "Ġ", "\n": "Ċ"}
-    words = [stand_ins.get(letter, letter) for letter in LETTERS]
-    words += [f"Ã{chr(letter)}" for letter in range(0xAE, 0xAE + 97 - len(words))]
-    tokenizer = Tokenizer(models.BPE({word: place for place, word in enumerate(words)}, []))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, chat_template=TEMPLATE)
-
-
-@pytest.fixture(scope="session")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A model folder: the tiny llama, which reads at most 512 tokens."""
-    place = tmp_path_factory.mktemp("models") / "tiny"
-    oracle.tiny_model("llama").save_pretrained(place)
-    small_tokenizer().save_pretrained(place)
-    return str(place)
-
-
-@pytest.fixture
-def ccviz_says(capsys: pytest.CaptureFixture[str]) -> Ccviz:
-    """Call the command line in this process: exit status, standard output, standard error."""
-
-    def call(*arguments: Any) -> Said:
-        try:
-            status = main([str(argument) for argument in arguments])
-        except SystemExit as left:
-            status = left.code if isinstance(left.code, int) else -1
-        out, err = capsys.readouterr()
-        return status, out, err
-
-    return call
-
-
-@pytest.fixture(scope="session")
-def saved(folder: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    model = load_model(folder, device="cpu", dtype="float32")
-    trace = ccviz.generate(model, "The sun is out.", cache_size=16, chunk_size=8, max_new_tokens=12)
-    return trace.save(tmp_path_factory.mktemp("runs") / "run.ccviz")
-
 
 def tiny_run(folder: str, *arguments: Any) -> list[Any]:
     return ["run", "--model", folder, "--device", "cpu", "--dtype", "float32", *arguments]
-
-
-def process(*arguments: Any, **given: Any) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "ccviz", *map(str, arguments)]
-    environment = {**os.environ, **given.pop("environment", {})}
-    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, **given)
-
-
-def assert_one_line(said: Said) -> str:
-    """Exit status 2 and one line on standard error; that line."""
-    status, out, err = said
-    assert (status, out) == (2, "")
-    assert err.endswith("\n")
-    assert len(err.splitlines()) == 1
-    assert err.startswith("ccviz")
-    assert "Traceback" not in err
-    return err
 
 
 # run
@@ -302,7 +232,7 @@ MISTAKES: dict[str, tuple[list[str], str]] = {
     "temperature without end": ([*HELLO, "--temperature", "inf"], "temperature"),
     "seed below 0": ([*HELLO, "--seed", "-1"], "seed"),
     "seed too large": ([*HELLO, "--seed", str(10**30)], "seed"),
-    "unknown strategy": ([*HELLO, "--strategy", "random"], "counter_causal"),
+    "unknown strategy": ([*HELLO, "--strategy", "best"], "counter_causal"),
     "unknown option": ([*HELLO, "--strategy", "heavy_hitter", "--option", "size=3"], "its options are recent"),
     "an option where there is none": ([*HELLO, "--strategy", "full", "--option", "recent=3"], "it has none"),
     "an option without a value": ([*HELLO, "--option", "recent"], "NAME=VALUE"),

@@ -58,8 +58,8 @@ class Entries:
 class Strategy(ABC):
     """A way to choose which entries survive. Subclasses are frozen dataclasses whose fields are the options.
 
-    A field's ``metadata`` may hold ``help`` (one sentence), ``choices`` or ``minimum``; they are checked when the
-    object is made and become the controls of the app.
+    A field's ``metadata`` may hold ``help`` (one sentence), ``choices``, ``minimum``, ``maximum`` or ``odd``; they are
+    checked when the object is made and become the controls of the app.
     """
 
     name: ClassVar[str]
@@ -95,9 +95,11 @@ class Strategy(ABC):
     def check_budget(self, cache_size: int, frozen_size: int) -> None:
         """Raise `UserError` if what is protected does not fit into the cache."""
         tail = max(self.protects_recent(cache_size, frozen_size), self.protects_last)
-        if frozen_size + tail > cache_size:
+        first = max(self.protects_first(cache_size, frozen_size), frozen_size)
+        if first + tail > cache_size:
+            kind = "frozen" if first == frozen_size else "first"
             raise UserError(
-                f"{self.name} protects {tail} recent and {frozen_size} frozen entries, more than the cache size "
+                f"{self.name} protects {tail} recent and {first} {kind} entries, more than the cache size "
                 f"{cache_size}: raise cache_size or lower frozen_size or the option."
             )
 
@@ -112,7 +114,12 @@ def _check_option(strategy: str, option: Field[Any], value: object) -> None:
         if not isinstance(value, bool):
             raise UserError(f"{label} must be true or false, not {value!r}.")
     elif value is not None or option.default is not None:
-        check_whole_number(label, value, option.metadata.get("minimum", 0))
+        number = check_whole_number(label, value, option.metadata.get("minimum", 0))
+        most = option.metadata.get("maximum")
+        if most is not None and number > most:
+            raise UserError(f"{label} must be at most {most}, not {number}.")
+        if option.metadata.get("odd") and number % 2 == 0:
+            raise UserError(f"{label} must be an odd number, not {number}.")
 
 
 def keep_best(scores: Tensor, frozen: int, tail: int, cache_size: int) -> Tensor:

@@ -1,13 +1,16 @@
-"""The registry: strategies found by name, and made with checked options.
+"""The registry: strategies found by name, made with checked options, and loaded from a user's own file.
 
 Knows that a strategy is a dataclass; knows none of them.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import inspect
+import traceback
 from collections.abc import Mapping
 from dataclasses import fields
+from pathlib import Path
 from typing import Any, TypeVar
 
 from ccviz.errors import UserError
@@ -21,21 +24,101 @@ _registry: dict[str, type[Strategy]] = {}
 def register(strategy: S) -> S:
     """Class decorator: make a strategy available under its ``name``.
 
+    What the class does not say is filled in: its name by that of the class, its title by the name, its summary by the
+    first line of its docstring.
+
     Raises
     ------
     UserError
-        If it is not a `Strategy`, does not say its name, or the name is taken.
+        If it is not a `Strategy`, or the name is taken.
     """
     if not (inspect.isclass(strategy) and issubclass(strategy, Strategy)):
         raise UserError(f"{strategy!r} is not a class derived from ccviz.Strategy.")
-    missing = [word for word in ("name", "title", "summary", "source") if not hasattr(strategy, word)]
-    if missing:
-        raise UserError(f"strategy class {strategy.__name__} must set {', '.join(missing)}.")
+    _fill_in(strategy)
     taken = _registry.get(strategy.name)
-    if taken is not None and taken.__qualname__ != strategy.__qualname__:
+    if taken is not None and (taken.__qualname__, taken.loaded_from) != (strategy.__qualname__, strategy.loaded_from):
         raise UserError(f"a strategy named {strategy.name!r} is registered already; choose another name.")
     _registry[strategy.name] = strategy
     return strategy
+
+
+def _fill_in(strategy: type[Strategy]) -> None:
+    own = vars(strategy)
+    if "name" not in own:
+        strategy.name = strategy.__name__
+    if "title" not in own:
+        strategy.title = strategy.name.replace("_", " ").capitalize()
+    if "summary" not in own:
+        words = (own.get("__doc__") or "").strip().splitlines()
+        # A dataclass without a docstring is given its signature as one.
+        described = bool(words) and not words[0].startswith(f"{strategy.__name__}(")
+        strategy.summary = words[0] if described else "A strategy of your own."
+    if "source" not in own:
+        strategy.source = Path(strategy.loaded_from).name
+
+
+def load_strategy(spec: str) -> str:
+    """Register a strategy from a Python file, given as ``path/to/file.py:Name``, and return its registered name.
+
+    Loading a file again replaces what came from it. The file is run: load only what you trust.
+
+    Raises
+    ------
+    UserError
+        If there is no such file, it cannot be run, or it has no such strategy; the message says which.
+    """
+    file, _, name = spec.rpartition(":")
+    path = Path(file)
+    if not (path.suffix == ".py" and name.isidentifier()):
+        raise UserError(f"a strategy of your own is given as path/to/file.py:Name, not as {spec!r}.")
+    if not path.is_file():
+        raise UserError(f"there is no file {path} to load the strategy {name} from.")
+    place = str(path.resolve())
+    mine = [key for key, known in _registry.items() if known.loaded_from == place]
+    before = {key: _registry.pop(key) for key in mine}
+    try:
+        found = _class_in(_module_from(path), name, path)
+        found.loaded_from = place
+        if _registry.get(vars(found).get("name", name)) is found:  # the file has registered it by itself
+            del _registry[found.name]
+        return register(found).name
+    except UserError:
+        _registry.update(before)
+        raise
+
+
+def _module_from(path: Path) -> Any:
+    found = importlib.util.spec_from_file_location(f"ccviz_user_{path.stem}", path)
+    assert found is not None
+    assert found.loader is not None
+    module = importlib.util.module_from_spec(found)
+    try:
+        found.loader.exec_module(module)
+    except SyntaxError as error:
+        raise UserError(f"{path} is not valid Python: {error.msg} in line {error.lineno}.") from None
+    except UserError:
+        raise
+    except Exception as error:
+        line = traceback.extract_tb(error.__traceback__)[-1].lineno
+        raise UserError(f"{path} failed in line {line}: {type(error).__name__}: {error}.") from error
+    return module
+
+
+def _class_in(module: Any, name: str, path: Path) -> type[Strategy]:
+    found = getattr(module, name, None)
+    if not inspect.isclass(found):
+        there = [key for key, value in vars(module).items() if _is_own_strategy(value, module)]
+        has = f"it has {', '.join(there)}" if there else "it has no strategies"
+        raise UserError(f"{path} has no class {name}; {has}.")
+    if not issubclass(found, Strategy):
+        raise UserError(f"{name} in {path} is not a class derived from ccviz.Strategy.")
+    if inspect.isabstract(found):
+        raise UserError(f"{name} in {path} needs a method scores(self, entries).")
+    return found
+
+
+def _is_own_strategy(value: object, module: Any) -> bool:
+    return inspect.isclass(value) and issubclass(value, Strategy) and value.__module__ == module.__name__
 
 
 def strategy_names() -> list[str]:
