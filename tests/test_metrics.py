@@ -250,7 +250,7 @@ def test_every_token_is_kept_evicted_or_unseen_as_the_entries_say(run: Trace) ->
         np.testing.assert_array_equal(states["score"], expected)
         assert states["protected"].tolist() == [protected.get(position, "") for position in range(len(states))]
         order = sorted(
-            (position for position, score in scores.items() if not np.isnan(score)), key=lambda at: -scores[at]
+            (position for position, score in scores.items() if not np.isnan(score)), key=lambda at: (-scores[at], -at)
         )
         ranks = {position: place for place, position in enumerate(order, start=1)}
         assert states["rank"].tolist() == [ranks.get(position, 0) for position in range(len(states))]
