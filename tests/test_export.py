@@ -21,14 +21,16 @@ from test_metrics import NAN, PROMPT, Entry, made, make
 
 from ccviz import figures
 from ccviz.drawing import COLUMNS as LINE_WIDTH
-from ccviz.drawing import draw_heatmap, draw_overlay
+from ccviz.drawing import draw_heatmap, draw_overlay, style_named
 from ccviz.errors import UserError
-from ccviz.export import FIGURE_KINDS, FIGURE_SUFFIXES, TABLES, figure_bytes, save_figure, save_table, table_bytes
+from ccviz.export import FIGURE_SUFFIXES, TABLES, figure_bytes, save_figure, save_table, table_bytes
 from ccviz.figures import TEXT_ON_HOVER_CELLS
 from ccviz.metrics import ORDERS, heatmap_sentence, slot_grid, states_sentence
 from ccviz.network import LanguageModel
 from ccviz.trace import COLUMNS, Trace
 
+OF_ONE_RUN = ("heatmap", "overlay")  # kinds that every run can be drawn as; the others are in test_figures
+PICTURES = tuple(suffix for suffix in FIGURE_SUFFIXES if suffix != ".csv")
 HOSTILE = [
     "<b>bold</b>",
     "</script><script>alert(1)</script>",
@@ -96,7 +98,7 @@ def test_the_heatmap_has_a_row_a_refresh_and_shows_the_grid(order: str, trace: T
     assert len(drawn.z) == len(trace.refreshes) == 7
     assert figure.layout.yaxis.title.text == "tokens seen at the refresh"
     assert figure.layout.yaxis.ticktext == ("8", "16", "24", "32", "40", "48", "56")
-    assert figure.layout.yaxis.autorange == "reversed"
+    assert figure.layout.yaxis.range == (6.5, -0.5)
     assert figure.layout.xaxis.title.text.startswith("slot")
     assert figure.layout.meta["summary"] == heatmap_sentence(trace)
 
@@ -169,7 +171,7 @@ def test_the_svg_is_xml_with_labelled_axes_and_a_tick_a_refresh(order: str, trac
     texts = svg_texts(figure_bytes(trace, "heatmap", ".svg", order))
     for label in ("tokens seen at the refresh", figures.COLUMN_TITLES[order], "position"):
         assert label in texts
-    axes = draw_heatmap(trace, order).axes[0]
+    axes = draw_heatmap({"a": trace}, order, style_named("screen")).axes[0]
     assert [label.get_text() for label in axes.get_yticklabels()] == ["8", "16", "24", "32", "40", "48", "56"]
     assert {"8", "16", "24", "32", "40", "48", "56"} <= set(texts)
     assert " ".join(heatmap_sentence(trace).split()) in " ".join(" ".join(texts).split())
@@ -197,7 +199,7 @@ def pdf_texts(data: bytes) -> list[str]:
     return shown
 
 
-@pytest.mark.parametrize("kind", FIGURE_KINDS)
+@pytest.mark.parametrize("kind", OF_ONE_RUN)
 def test_the_pdf_has_its_text_as_text(kind: str, trace: Trace) -> None:
     data = figure_bytes(trace, kind, ".pdf")
     assert data.startswith(b"%PDF-")
@@ -209,7 +211,7 @@ def test_the_pdf_has_its_text_as_text(kind: str, trace: Trace) -> None:
     assert wanted in pdf_texts(data)
 
 
-@pytest.mark.parametrize("kind", FIGURE_KINDS)
+@pytest.mark.parametrize("kind", OF_ONE_RUN)
 def test_the_png_opens_and_is_not_blank(kind: str, trace: Trace) -> None:
     image = Image.open(io.BytesIO(figure_bytes(trace, kind, ".png"))).convert("RGB")
     assert image.width > 600
@@ -257,7 +259,7 @@ class Page(HTMLParser):
 LOADING = ("src", "href", "srcset", "data", "action", "poster", "background", "xlink:href")
 
 
-@pytest.mark.parametrize("kind", FIGURE_KINDS)
+@pytest.mark.parametrize("kind", OF_ONE_RUN)
 def test_the_html_loads_nothing_from_anywhere(kind: str, hostile: Trace) -> None:
     page = Page(figure_bytes(hostile, kind, ".html"))
     assert not page.inside  # every tag is closed
@@ -269,7 +271,7 @@ def test_the_html_loads_nothing_from_anywhere(kind: str, hostile: Trace) -> None
     assert not [attributes for _, attributes in page.tags if "url(" in (attributes.get("style") or "")]
 
 
-@pytest.mark.parametrize("kind", FIGURE_KINDS)
+@pytest.mark.parametrize("kind", OF_ONE_RUN)
 def test_tokens_add_no_element_to_the_html(kind: str, hostile: Trace) -> None:
     tame = made([[(place, 0.0, True, "") for place in range(20)]], [20], ["x"] * 20)
     page, plain = Page(figure_bytes(hostile, kind, ".html")), Page(figure_bytes(tame, kind, ".html"))
@@ -301,9 +303,7 @@ def test_an_earlier_refresh_is_shown_where_it_is_asked_for(trace: Trace) -> None
     assert "after refresh 6" in last.texts["title"]
 
 
-SAME = [("heatmap", suffix) for suffix in (".svg", ".pdf", ".png")] + [
-    ("overlay", suffix) for suffix in FIGURE_SUFFIXES
-]
+SAME = [("heatmap", suffix) for suffix in (".svg", ".pdf", ".png")] + [("overlay", suffix) for suffix in PICTURES]
 
 
 @pytest.mark.parametrize(("kind", "suffix"), SAME)
@@ -323,8 +323,8 @@ def test_another_process_draws_the_same_bytes(suffix: str, trace: Trace, tmp_pat
 # Text of every kind
 
 
-@pytest.mark.parametrize("suffix", FIGURE_SUFFIXES)
-@pytest.mark.parametrize("kind", FIGURE_KINDS)
+@pytest.mark.parametrize("suffix", PICTURES)
+@pytest.mark.parametrize("kind", OF_ONE_RUN)
 def test_any_text_can_be_drawn(kind: str, suffix: str, hostile: Trace) -> None:
     data = figure_bytes(hostile, kind, suffix)
     assert len(data) > 1000
@@ -346,7 +346,7 @@ def test_the_overlay_on_paper_shows_all_of_the_text_on_lines_that_hold_it(hostil
 
 
 @pytest.mark.parametrize("text", ["\x00", "\x08\x1b[31m", "\ufffe\uffff", "\x7f\x85"])
-@pytest.mark.parametrize("suffix", FIGURE_SUFFIXES)
+@pytest.mark.parametrize("suffix", PICTURES)
 def test_control_characters_do_not_break_a_file(text: str, suffix: str) -> None:
     run = made([[(0, 1.0, True, ""), (1, 0.5, True, "")]], [2], ["before", text])
     data = figure_bytes(run, "overlay", suffix)
@@ -355,7 +355,7 @@ def test_control_characters_do_not_break_a_file(text: str, suffix: str) -> None:
 
 
 @pytest.mark.parametrize("label", ["costs $5 and $6", "$\\frac{1}{0$", "a_b^c", "<b>", "日本"])
-@pytest.mark.parametrize("kind", FIGURE_KINDS)
+@pytest.mark.parametrize("kind", OF_ONE_RUN)
 def test_a_label_is_shown_as_it_is(kind: str, label: str, trace: Trace) -> None:
     named = Trace({**trace.config, "label": label}, trace.tokens, trace.refreshes, trace.entries)
     assert any(text.startswith(f"{label} · counter causal") for text in svg_texts(figure_bytes(named, kind, ".svg")))
@@ -364,7 +364,7 @@ def test_a_label_is_shown_as_it_is(kind: str, label: str, trace: Trace) -> None:
 # Long runs
 
 
-@pytest.mark.parametrize("suffix", FIGURE_SUFFIXES)
+@pytest.mark.parametrize("suffix", PICTURES)
 def test_a_long_run_is_drawn(suffix: str) -> None:
     data = figure_bytes(long_run(200, 300), "heatmap", suffix)
     assert 5000 < len(data) < 8_000_000
@@ -376,7 +376,7 @@ def test_a_long_run_has_few_ticks_and_no_gaps() -> None:
     assert np.shape(figure.data[0].z) == (200, 300)
     assert 8 <= len(figure.layout.yaxis.ticktext) <= 16
     assert figure.data[0].xgap == figure.data[0].ygap == 0
-    assert 8 <= len(draw_heatmap(run, "position").axes[0].get_yticks()) <= 16
+    assert 8 <= len(draw_heatmap({"a": run}, "position", style_named("screen")).axes[0].get_yticks()) <= 16
 
 
 @pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
@@ -459,7 +459,7 @@ def test_the_suffix_chooses_the_type_whatever_its_case(trace: Trace, tmp_path: P
 def test_what_there_is_none_of_is_refused_with_what_there_is(trace: Trace) -> None:
     with pytest.raises(UserError) as raised:
         figure_bytes(trace, "pie", ".svg")
-    assert "heatmap, overlay, not 'pie'" in one_line(raised)
+    assert "heatmap, overlay, survival, scores" in one_line(raised)
     for suffix in (".eps", "", ".svg.gz", "svg"):
         with pytest.raises(UserError) as raised:
             figure_bytes(trace, "heatmap", suffix)
@@ -479,8 +479,8 @@ def test_what_there_is_none_of_is_refused_with_what_there_is(trace: Trace) -> No
     assert "entries, tokens, refreshes, not 'config'" in one_line(raised)
 
 
-@pytest.mark.parametrize("suffix", FIGURE_SUFFIXES)
-@pytest.mark.parametrize("kind", FIGURE_KINDS)
+@pytest.mark.parametrize("suffix", PICTURES)
+@pytest.mark.parametrize("kind", OF_ONE_RUN)
 def test_a_run_without_a_refresh_cannot_be_drawn(kind: str, suffix: str, tiny_llama: LanguageModel) -> None:
     run = make(tiny_llama, "importance", chunk_size=1000)
     with pytest.raises(UserError) as raised:

@@ -1,0 +1,143 @@
+"""The evolution of a cache as a film: GIF, APNG, MP4, or a page with Plotly's own animation.
+
+Knows file types and frames; the picture is `drawing`'s heatmap, row by row.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from PIL import Image
+
+from ccviz import figures, metrics
+from ccviz.drawing import draw_heatmap, style_named
+from ccviz.errors import UserError
+from ccviz.export import Look, Traces, drawing_in, page_of
+from ccviz.trace import Trace
+
+ANIMATION_SUFFIXES = (".gif", ".apng", ".mp4", ".html")
+DOTS_PER_INCH = 110
+MOST_SECONDS = 60.0  # a frame
+
+Picture = npt.NDArray[np.uint8]
+
+
+def animation_bytes(
+    traces: Traces,
+    suffix: str,
+    order: str = "position",
+    seconds_per_frame: float = 0.4,
+    style: str = "screen",
+) -> bytes:
+    """One or several runs' caches filling up, one frame a refresh.
+
+    Parameters
+    ----------
+    traces
+        A run, or several by their lanes' names; a run with fewer refreshes stands still at its end.
+    suffix
+        ".gif", ".apng", ".mp4" (needs the package ``av``), or ".html" for one run.
+    order, style
+        As in `export.Look`.
+    seconds_per_frame
+        How long a refresh is shown.
+
+    Raises
+    ------
+    UserError
+        If the suffix, the order, the style or the time is not one there is, or a run has no refresh.
+    """
+    if suffix.lower() not in ANIMATION_SUFFIXES:
+        raise UserError(
+            f"an animation is written as {', '.join(ANIMATION_SUFFIXES)}, not as {suffix or 'a file without suffix'!r}."
+        )
+    if not 0.02 <= seconds_per_frame <= MOST_SECONDS:
+        raise UserError(f"a frame lasts from 0.02 to {MOST_SECONDS:.0f} seconds, not {seconds_per_frame}.")
+    named = {traces.strategy: traces} if isinstance(traces, Trace) else dict(traces)
+    look = Look(order=order, style=style)
+    if not named or not all(len(trace.refreshes) for trace in named.values()):
+        raise UserError(metrics.NO_REFRESH)
+    if suffix.lower() == ".html":
+        if len(named) > 1:
+            raise UserError("An animated page shows one run; for several choose .gif, .apng or .mp4.")
+        (trace,) = named.values()
+        return page_of(f"{trace.strategy}: the cache filling up", [figures.animation(trace, order)]).encode()
+    writers = {".gif": _gif, ".apng": _apng, ".mp4": _mp4}
+    with drawing_in(look):
+        return writers[suffix.lower()](list(frames(named, look)), seconds_per_frame)
+
+
+def frames(traces: Mapping[str, Trace], look: Look) -> Iterator[Picture]:
+    """One picture a refresh, (height, width, 3) bytes: the heatmaps up to it, the rest empty, and its number."""
+    figure = draw_heatmap(traces, look.order, replace(style_named(look.style), sentence=False))
+    canvas: Any = FigureCanvasAgg(figure)  # its methods carry no annotations
+    figure.set_dpi(DOTS_PER_INCH)
+    canvas.draw()
+    figure.set_layout_engine("none")  # what was laid out once stays where it is, or the picture would tremble
+    rows = _rows_by_refresh(figure)
+    longest = max(traces.values(), key=lambda trace: len(trace.refreshes))
+    seen = longest.refreshes["tokens_seen"].tolist()
+    words = figure.text(0.995, 0.995, "", ha="right", va="top", fontsize="medium", weight="bold")
+    for mesh in (mesh for part in rows.values() for mesh in part):
+        mesh.set_visible(False)
+    for at, tokens in enumerate(seen):
+        for mesh in rows.get(at, []):
+            mesh.set_visible(True)
+        words.set_text(f"refresh {at + 1} of {len(seen)}, {tokens:,} tokens seen")
+        canvas.draw()
+        yield np.asarray(canvas.buffer_rgba())[..., :3].copy()
+
+
+def _rows_by_refresh(figure: Any) -> dict[int, list[Any]]:
+    """The drawn rows of all panels by their number; see `drawing.draw_heatmap`."""
+    rows: dict[int, list[Any]] = {}
+    for axes in figure.axes:
+        for mesh in axes.collections:
+            panel, _, row = str(mesh.get_gid() or "").partition("-row-")
+            if panel and row:
+                rows.setdefault(int(row), []).append(mesh)
+    return rows
+
+
+def _gif(pictures: list[Picture], seconds: float) -> bytes:
+    # One palette for all: a palette a frame makes colours flicker.
+    palette = Image.fromarray(pictures[-1]).quantize(255, method=Image.Quantize.MEDIANCUT)
+    images = [Image.fromarray(picture).quantize(palette=palette, dither=Image.Dither.NONE) for picture in pictures]
+    return _together(images, "GIF", duration=round(1000 * seconds), loop=0, optimize=False, disposal=1)
+
+
+def _apng(pictures: list[Picture], seconds: float) -> bytes:
+    return _together([Image.fromarray(picture) for picture in pictures], "PNG", duration=round(1000 * seconds), loop=0)
+
+
+def _together(images: list[Image.Image], kind: str, **given: Any) -> bytes:
+    buffer = io.BytesIO()
+    images[0].save(buffer, kind, save_all=True, append_images=images[1:], **given)
+    return buffer.getvalue()
+
+
+def _mp4(pictures: list[Picture], seconds: float) -> bytes:
+    try:
+        import av
+    except ImportError:
+        raise UserError("MP4 needs the package av: pip install av. Or choose .gif or .apng.") from None
+    height, width = (2 * (side // 2) for side in pictures[0].shape[:2])  # the codec takes even sides only
+    buffer = io.BytesIO()
+    with av.open(buffer, "w", format="mp4") as film:
+        stream: Any = film.add_stream("libx264", rate=Fraction(seconds).limit_denominator(1000) ** -1)
+        stream.width, stream.height, stream.pix_fmt = width, height, "yuv420p"
+        stream.options = {"crf": "18"}
+        for picture in pictures:
+            frame = av.VideoFrame.from_ndarray(np.ascontiguousarray(picture[:height, :width]), format="rgb24")
+            for packet in stream.encode(frame):
+                film.mux(packet)
+        for packet in stream.encode():
+            film.mux(packet)
+    return buffer.getvalue()
