@@ -106,16 +106,16 @@ def read_items(path: str | Path) -> list[Item]:
 def items_of_file(name: str, data: bytes) -> list[Item]:
     """The prompts of one file, by the kind its name says; see `read_items`."""
     suffix = Path(name).suffix.lower()
+    if suffix not in (".jsonl", ".csv", ".txt"):
+        raise UserError(f"Prompts are read from a folder, .jsonl, .csv or .txt, not from {name!r}.")
     text = _decoded(name, data)
     if suffix == ".jsonl":
         items = [_item(record, at, f"line {at} of {name}") for at, record in _json_lines(name, text)]
     elif suffix == ".csv":
         rows = csv.DictReader(io.StringIO(text))
         items = [_item(record, at, f"row {at} of {name}") for at, record in enumerate(rows, 1)]
-    elif suffix == ".txt":
-        items = items_of_lines(text)
     else:
-        raise UserError(f"Prompts are read from a folder, .jsonl, .csv or .txt, not from {name!r}.")
+        items = items_of_lines(text)
     return _checked(items, name)
 
 
@@ -325,9 +325,8 @@ class PromptSet:
             has no answer); mean_kl and agreement (NaN where not followed); text; problem (a sentence where the prompt
             could not be run, else "").
         """
-        rows = [json.loads(line) for line in self._whole_lines()]
-        table = pd.DataFrame(rows, columns=list(RESULT_COLUMNS))
-        return table.drop_duplicates(["item", "lane"], keep="last").reset_index(drop=True)
+        path = self.folder / "results.jsonl"
+        return read_results(path) if path.exists() else pd.DataFrame(columns=list(RESULT_COLUMNS))
 
     def pending(self) -> list[Item]:
         """The prompts that have not been run in every lane."""
@@ -368,8 +367,33 @@ class PromptSet:
 
     def _whole_lines(self) -> list[bytes]:
         path = self.folder / "results.jsonl"
-        lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
-        return lines[:-1] if lines and not lines[-1].endswith(b"\n") else lines
+        return _whole_lines(path) if path.exists() else []
+
+
+def read_results(path: Path) -> pd.DataFrame:
+    """The results in a ``results.jsonl``, as `PromptSet.results` gives them.
+
+    Raises
+    ------
+    UserError
+        If there is no such file, or a line of it is not a result.
+    """
+    try:
+        rows = [json.loads(line) for line in _whole_lines(path)]
+        if not all(isinstance(row, dict) and {"item", "lane"} <= set(row) for row in rows):
+            raise ValueError
+    except OSError as error:
+        raise UserError(f"The results {path} cannot be read: {error.strerror or error}.") from None
+    except ValueError:
+        raise UserError(f"{path} does not hold results of a prompt set, an object a line.") from None
+    table = pd.DataFrame(rows, columns=list(RESULT_COLUMNS))
+    return table.drop_duplicates(["item", "lane"], keep="last").reset_index(drop=True)
+
+
+def _whole_lines(path: Path) -> list[bytes]:
+    """The lines of a file, but for one at its end that a crash has cut off."""
+    lines = path.read_bytes().splitlines(keepends=True)
+    return lines[:-1] if lines and not lines[-1].endswith(b"\n") else lines
 
 
 def _result(item: Item, lane: str, trace: Trace) -> dict[str, Any]:
@@ -382,7 +406,7 @@ def _result(item: Item, lane: str, trace: Trace) -> dict[str, Any]:
         "tokens": numbers["new_tokens"],
         "characters": len(trace.text),
         "stop_reason": trace.stop_reason,
-        "right": holds_answer(trace.text, item.answer),
+        "right": None if trace.config.get("follows") else holds_answer(trace.text, item.answer),
         "refreshes": numbers["refreshes"],
         "seconds": numbers["seconds"],
         "refresh_share": numbers["refresh_share"],

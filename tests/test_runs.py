@@ -7,9 +7,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from conftest import tiny
 
 import ccviz
+from ccviz.cache import BoundedCache
 from ccviz.errors import UserError
 from ccviz.events import TokenGenerated
 from ccviz.network import LanguageModel
@@ -147,3 +149,27 @@ def test_the_system_part_is_frozen_by_name_whatever_its_size(built_in: LanguageM
     assert run(None, "full").settings["lane"].frozen_size == 0
     with pytest.raises(UserError, match="must be below cache_size"):
         run("Be brief. " * 40)
+
+
+def test_five_lanes_hold_five_bounded_caches_and_one_prefix() -> None:
+    model = tiny("llama", seed=4)
+    names = ["sliding_window", "importance", "heavy_hitter", "counter_causal", "counter_causal_fast"]
+    sizes: list[tuple[int, int]] = []  # rows and bytes of the one cache, at every step
+    seen: list[BoundedCache] = []
+    append = BoundedCache.append
+
+    def watched(self: BoundedCache, token_ids: torch.Tensor, positions: torch.Tensor) -> None:
+        append(self, token_ids, positions)
+        if self.limit is not None:
+            seen.append(self)
+            sizes.append((token_ids.shape[0], self.bytes))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(BoundedCache, "append", watched)
+        ccviz.compare(model, PROMPT, names, **BUDGET)
+    assert len(set(map(id, seen))) == 1
+    inputs = model.config.hidden_size * 4  # of the last layer, which counter_causal_fast needs
+    one = (BUDGET["cache_size"] + BUDGET["chunk_size"]) * (model.entry_bytes + inputs)
+    assert {rows for rows, _ in sizes} == {1, 5}
+    assert max(size for rows, size in sizes if rows == 1) <= one
+    assert one * 4 < max(size for rows, size in sizes if rows == 5) <= one * 5
