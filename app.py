@@ -7,7 +7,7 @@ from typing import Any
 import streamlit as st
 
 from ccviz.errors import UserError
-from ccviz.jobs import Job, Runner, State
+from ccviz.jobs import Job, Runner
 from ccviz.models import ModelSpec
 from ccviz.network import LanguageModel
 from ccviz.prompts import Sample
@@ -16,7 +16,8 @@ from ccviz.settings import Settings
 from ccviz.tokens import check_text, encode_prompt
 from ccviz.trace import Trace
 from ccviz.ui import controls, page
-from ccviz.ui.results import POLL_SECONDS, show_job
+from ccviz.ui.results import show_job
+from ccviz.ui.status import model_status
 
 
 def main() -> None:
@@ -47,7 +48,7 @@ def main() -> None:
     # Last, since both may end this pass and begin another, and a widget that is not drawn may forget its value.
     _show_run(runner)
     with place_of_status:
-        _model_status(runner, spec, model)
+        model_status(runner, spec, model)
 
 
 class _Plan:
@@ -96,28 +97,6 @@ def _say(plan: _Plan, full: bool) -> None:
             f"instead of up to {whole:.1f}"
         )
     st.markdown(" · ".join(parts))
-
-
-def _model_status(runner: Runner, spec: ModelSpec, model: LanguageModel | None) -> None:
-    """Say what the loaded model is; or begin to load it, and say what is happening."""
-    if model is not None:
-        dtype = str(model.dtype).removeprefix("torch.")
-        st.caption(f"{model.device.type.upper()}, {dtype} · {model.entry_bytes / 1e3:.0f} KB of cache a token")
-        return
-    job = runner.prepare(spec)
-    if job.state is State.FAILED:
-        page.show_problem(job.message)
-        st.button("Try again", on_click=runner.retry, args=(spec,), key="retry")
-        return
-    _wait_for_model(job)
-
-
-@st.fragment(run_every=POLL_SECONDS)
-def _wait_for_model(job: Job) -> None:
-    if job.ended:
-        st.rerun()
-    st.caption(page.plain(job.message) or "Waiting for the model.")
-    st.progress(0.5 if job.state is State.LOADING else 0.0)
 
 
 def _start(

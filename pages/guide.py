@@ -36,6 +36,9 @@ def main() -> None:
         "forgotten the beginning.\n"
         "- **Text.** Every token at one refresh. Struck through: evicted. Pale: not read yet. The stronger the orange, "
         "the higher the strategy ranked it. Underlined: protected.\n"
+        "- **Compare.** Several strategies on one prompt, on one colour scale. *Shared* is the Jaccard index: of the "
+        "entries that at least one of two caches holds, the part that both hold. *Harm* is how far a bounded cache "
+        "moves the model's predictions from the full cache's (KL divergence, in nats) when both are fed one answer.\n"
         "- **Order of the slots.** *By score rank* puts the best first, as in the paper's Figure 4; *by position* the "
         "oldest; *in place* leaves each token in one column for as long as it lives."
     )

@@ -21,6 +21,7 @@ from ccviz.strategies import strategy_class, strategy_names
 from ccviz.ui.page import show_problem
 
 FIRST_SAMPLE = "1-recall-a-fact"
+COMPARED = ["full", "sliding_window", "importance", "heavy_hitter", "counter_causal", "counter_causal_fast"]
 DEFAULTS: dict[str, int] = {"J": 64, "h": 16, "new": 64}
 MODES = {
     "chunked": "every h tokens",
@@ -44,11 +45,16 @@ def choose_prompt() -> Sample | None:
         persist_state="session",
         wrap=True,
     )
-    _fill_in(state.get("sample"))
-    _restore("J", "h", "frozen", "new", "system")
+    prepare_settings()
     st.text_area("Prompt", key="prompt", height=180, persist_state="session", placeholder="Type or paste a prompt.")
     sample = load_sample(state["sample"]) if state.get("sample") in titles else None
     return sample if sample is not None and sample.text == state.get("prompt") else None
+
+
+def prepare_settings() -> None:
+    """Give the settings their first values: the chosen sample's, or the defaults; call it before they are drawn."""
+    _fill_in(st.session_state.get("sample"))
+    _restore("J", "sizes", "h", "frozen", "new", "system")
 
 
 def _fill_in(name: str | None) -> None:
@@ -59,7 +65,7 @@ def _fill_in(name: str | None) -> None:
         return
     state["sample_shown"] = name
     if name not in sample_names():
-        for key, value in {**DEFAULTS, "frozen": "system"}.items():
+        for key, value in {**DEFAULTS, "sizes": str(DEFAULTS["J"]), "frozen": "system"}.items():
             if key not in st.query_params:
                 state.setdefault(key, value)
         return
@@ -67,6 +73,7 @@ def _fill_in(name: str | None) -> None:
     state["prompt"], state["system"] = sample.text, sample.system
     budgets: dict[str, int | str] = {
         "J": sample.cache_size,
+        "sizes": str(sample.cache_size),
         "h": sample.chunk_size,
         "new": sample.max_new_tokens,
         "frozen": "system",
@@ -144,11 +151,35 @@ def choose_strategy() -> tuple[str, dict[str, Any]]:
     options = {}
     if fields(strategy):
         with st.expander("Options of this strategy"):
-            for option in fields(strategy):
-                value = _option(name, option)
-                if value != option.default:
-                    options[option.name] = value
+            options = _options(name)
     return name, options
+
+
+def choose_strategies() -> tuple[list[str], dict[str, dict[str, Any]]]:
+    """Draw a choice of several strategies and their options; returns names, and for each its options that differ."""
+    names: list[str] = st.multiselect(
+        "Strategies",
+        strategy_names(),
+        default=COMPARED,
+        format_func=lambda option: strategy_class(option).title,
+        key="strategies",
+        bind="query-params",
+        help="They run side by side on the same prompt. The full cache is the yardstick.",
+    )
+    options = {}
+    having_options = [name for name in names if fields(strategy_class(name))]
+    if having_options:
+        with st.expander("Options of the strategies"):
+            for name in having_options:
+                st.markdown(f"**{strategy_class(name).title}**")
+                options[name] = _options(name)
+    return names, {name: given for name, given in options.items() if given}
+
+
+def _options(strategy: str) -> dict[str, Any]:
+    """Draw a strategy's options; returns those that differ from the defaults."""
+    values = {option: _option(strategy, option) for option in fields(strategy_class(strategy))}
+    return {option.name: value for option, value in values.items() if value != option.default}
 
 
 def _option(strategy: str, option: Any) -> Any:
@@ -159,7 +190,10 @@ def _option(strategy: str, option: Any) -> Any:
         return st.selectbox(label, choices, **shared)
     if isinstance(option.default, bool):
         return st.toggle(label, value=option.default, **shared)
-    return st.number_input(label, value=option.default, min_value=0, step=1, placeholder="automatic", **shared)
+    least, most = option.metadata.get("minimum", 0), option.metadata.get("maximum")
+    return st.number_input(
+        label, value=option.default, min_value=least, max_value=most, step=1, placeholder="automatic", **shared
+    )
 
 
 def _restore(*keys: str) -> None:
@@ -177,17 +211,29 @@ def _restore(*keys: str) -> None:
             state[key] = kept[key]
 
 
-def choose_budgets(full: bool) -> dict[str, Any]:
-    """Draw J, h, frozen and length; returns them as `Settings` takes them, "frozen" still as the user wrote it."""
-    size = st.number_input(
-        "Cache size J",
-        value=None,
-        step=1,
-        key="J",
-        bind="query-params",
-        help="How many tokens survive a refresh. The full cache ignores it.",
-        disabled=full,
-    )
+def choose_budgets(full: bool, several_sizes: bool = False) -> dict[str, Any]:
+    """Draw J, h, frozen and length; returns them as `Settings` takes them, "frozen" still as the user wrote it.
+
+    With ``several_sizes``, J is a text field, and "cache_size" what its user wrote; see `read_sizes`.
+    """
+    size: int | str | None
+    if several_sizes:
+        size = st.text_input(
+            "Cache size J, one or several",
+            key="sizes",
+            bind="query-params",
+            help="How many tokens survive a refresh; for several sizes write 48, 64. The full cache ignores it.",
+        )
+    else:
+        size = st.number_input(
+            "Cache size J",
+            value=None,
+            step=1,
+            key="J",
+            bind="query-params",
+            help="How many tokens survive a refresh. The full cache ignores it.",
+            disabled=full,
+        )
     chunk = st.number_input(
         "Chunk size h",
         value=None,
@@ -250,12 +296,51 @@ def choose_details() -> dict[str, Any]:
     }
 
 
+def choose_recordings(with_harm: bool) -> dict[str, bool]:
+    """Draw what may be recorded besides; returns "observe" and "follow"."""
+    with st.expander("Record besides"):
+        follow = with_harm and st.toggle(
+            "Harm to predictions",
+            key="follow",
+            bind="query-params",
+            help="All strategies are fed the full cache's answer, and at each of its tokens we record how far their "
+            "predictions have moved from the full cache's. Needs the full cache among the strategies.",
+        )
+        observe = st.toggle(
+            "Counter-causal surprise",
+            key="observe",
+            bind="query-params",
+            help="At every refresh, whatever the strategy, record how surprising each token is to what came after it. "
+            "Takes a pass of the model at each refresh.",
+        )
+    return {"observe": bool(observe), "follow": bool(follow)}
+
+
+def read_sizes(text: object) -> list[int]:
+    """The cache sizes in a text such as "48, 64".
+
+    Raises
+    ------
+    UserError
+        If it is empty or holds something else.
+    """
+    words = str(text or "").replace(",", " ").replace(";", " ").split()
+    if not words:
+        raise UserError("Cache size J is empty: give one or several whole numbers, such as 48, 64.")
+    wrong = next((word for word in words if not word.isdecimal()), None)
+    if wrong is not None:
+        raise UserError(f"Cache size J takes whole numbers, such as 48, 64, not {json.dumps(wrong)}.")
+    return list(dict.fromkeys(int(word) for word in words))
+
+
 def freezes_system(budgets: dict[str, Any]) -> bool:
     """Whether the frozen prefix is given as "system": the size of that part depends on the model."""
     return str(budgets["frozen"] or "").strip().lower() == "system"
 
 
-def make_settings(budgets: dict[str, Any], details: dict[str, Any], system_size: int, full: bool) -> Settings:
+def make_settings(
+    budgets: dict[str, Any], details: dict[str, Any], system_size: int, full: bool, observe: bool = False
+) -> Settings:
     """The checked settings; ``system_size`` is what "system" comes to, 0 while no model is there to say.
 
     Raises
@@ -279,4 +364,5 @@ def make_settings(budgets: dict[str, Any], details: dict[str, Any], system_size:
         refresh_mode=details["refresh_mode"],
         temperature=details["temperature"],
         seed=details["seed"],
+        observe=observe,
     )

@@ -8,10 +8,14 @@ from pathlib import Path
 import streamlit as st
 
 from ccviz.jobs import Runner
+from ccviz.sets import SetRun
+from ccviz.strategies import strategy_class, strategy_names
 from ccviz.version import __version__
 
 PAGES = {
     "app.py": ("Explore", ":material/search:"),
+    "pages/compare.py": ("Compare", ":material/compare_arrows:"),
+    "pages/prompt_sets.py": ("Prompt sets", ":material/library_books:"),
     "pages/guide.py": ("How to read it", ":material/menu_book:"),
 }
 
@@ -38,9 +42,22 @@ def runner() -> Runner:
     return Runner()
 
 
+@st.cache_resource(max_entries=1, show_spinner=False)
+def set_runs() -> dict[str, SetRun]:
+    """The prompt sets that this server works through, or has, by the name of their folder."""
+    return {}
+
+
 def plain(text: str) -> str:
     """Text for those of Streamlit's elements that read Markdown, with everything they would read escaped."""
     return re.sub(r"([!-/:-@\[-`{-~])", r"\\\1", text)
+
+
+def lane_title(name: str) -> str:
+    """What people read for a lane's name: "heavy_hitter J=64" is "Heavy hitter · J = 64"."""
+    strategy, _, rest = name.partition(" ")
+    title = strategy_class(strategy).title if strategy in strategy_names() else strategy
+    return f"{title} · {rest.replace('=', ' = ')}" if rest else title
 
 
 def show_problem(sentence: str) -> None:

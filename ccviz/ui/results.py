@@ -15,9 +15,9 @@ from ccviz.metrics import NO_REFRESH, ORDERS, heatmap_sentence, run_summary, sta
 from ccviz.prompts import Sample, load_sample, sample_names
 from ccviz.trace import Trace
 from ccviz.ui.page import plain, show_problem
+from ccviz.ui.status import POLL_SECONDS, job_status
 from ccviz.ui.text_view import text_view
 
-POLL_SECONDS = 0.5
 ORDER_TITLES = {"rank": "by score rank", "position": "by position", "in place": "in place"}
 COLUMN_HELP = {
     "position": "The token's place in the whole text, from 0.",
@@ -48,7 +48,7 @@ def _live(runner: Runner, job: Job) -> None:
     with st.container(border=True):
         status, button = st.columns([5, 1], vertical_alignment="center")
         with status:
-            _status(runner, job)
+            job_status(runner, job)
         button.button(
             "Cancel", key="cancel", on_click=runner.cancel, args=(job,), icon=":material/stop_circle:", width="stretch"
         )
@@ -63,37 +63,6 @@ def _live(runner: Runner, job: Job) -> None:
                 _heatmap(trace, st.session_state.get("order") or "position", None, key="live_heatmap")
             else:
                 st.caption("A picture of the cache grows here, one row a refresh.")
-
-
-def _status(runner: Runner, job: Job) -> None:
-    progress = job.progress()
-    if job.state is State.QUEUED:
-        ahead = runner.ahead(job)
-        st.progress(
-            0.0, f"Waiting: {ahead} {'run is' if ahead == 1 else 'runs are'} before yours." if ahead else "Waiting."
-        )
-    elif progress is None:
-        st.progress(0.0, plain(job.message) or "Loading the model.")
-    elif progress.prompt_read < progress.prompt_size:
-        done = f"Reading the prompt: {progress.prompt_read} of {progress.prompt_size} tokens"
-        st.progress(progress.share, f"{done} · {_refreshes(progress.refreshes)}")
-    else:
-        parts = [f"{progress.generated} of at most {progress.most} tokens", _refreshes(progress.refreshes)]
-        if progress.tokens_per_second:
-            parts.append(f"{progress.tokens_per_second:.1f} tokens/s")
-        if progress.seconds_left is not None:
-            parts.append(f"at most {_duration(progress.seconds_left)} left")
-        st.progress(progress.share, " · ".join(parts))
-
-
-def _refreshes(count: int) -> str:
-    return "1 refresh" if count == 1 else f"{count} refreshes"
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 90:
-        return f"{max(1, round(seconds))} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
 # When it has ended
@@ -120,7 +89,7 @@ def _finished(job: Job) -> None:
 
 def _answer(trace: Trace) -> None:
     numbers = run_summary(trace)
-    sample = _sample_of(trace)
+    sample = sample_of(trace)
     with st.container(border=True):
         head = st.container(horizontal=True, horizontal_alignment="distribute", vertical_alignment="center")
         head.markdown("##### Answer")
@@ -143,7 +112,8 @@ def _answer(trace: Trace) -> None:
         st.caption(" · ".join(parts))
 
 
-def _sample_of(trace: Trace) -> Sample | None:
+def sample_of(trace: Trace) -> Sample | None:
+    """The sample a run was made from, as its label says."""
     titles = {load_sample(name).title: name for name in sample_names()}
     name = titles.get(str(trace.config.get("label")))
     return load_sample(name) if name else None

@@ -54,20 +54,17 @@ function update(view, data) {
   view.spans.forEach((span, at) => {
     const state = data.states[at]
     let name = state
-    if (state === "e" && data.lost[at] === data.refresh) name += " now"
-    if (state === "k" && data.protected[at]) name += " safe"
+    if (state === "e" && data.lost?.[at] === data.refresh) name += " now"
+    if (state === "k" && data.protected?.[at]) name += " safe"
     if (at === data.answer) name += " answer"
     span.className = name
-    span.style.setProperty("--shade", data.shade[at])
+    if (data.shade) span.style.setProperty("--shade", data.shade[at])
   })
-  view.detail.textContent = "Point at a token to see its position and score."
+  view.detail.textContent = `Point at a token to see its position${data.words ? "" : " and score"}.`
 }
 
 function drawLegend(legend, data) {
-  const score = element("span", "")
-  if (data.scored) score.append("score: low", element("span", "ramp"), "high")
-  else score.append("not scored at this refresh: nothing had to go")
-  const items = [score, ["s", "", "evicted"], ["span", "pale", "not read yet"], ["span", "under", "protected"]]
+  const items = data.words ? stateLegend(data) : scoreLegend(data)
   if (data.answer < data.texts.length) items.push(["span", "bar", "the answer starts"])
   legend.replaceChildren(
     ...items.map((item) => {
@@ -79,6 +76,18 @@ function drawLegend(legend, data) {
   )
 }
 
+// Where Python says what each state means, the legend is those words, each drawn as its tokens are.
+function stateLegend(data) {
+  return Object.entries(data.words).map(([state, words]) => ["span", `key ${state}`, words])
+}
+
+function scoreLegend(data) {
+  const score = element("span", "")
+  if (data.scored) score.append("score: low", element("span", "ramp"), "high")
+  else score.append("not scored at this refresh: nothing had to go")
+  return [score, ["s", "", "evicted"], ["span", "pale", "not read yet"], ["span", "under", "protected"]]
+}
+
 function describe(view, span) {
   if (!span) return
   view.tokens.querySelector(".here")?.classList.remove("here")
@@ -87,6 +96,10 @@ function describe(view, span) {
   const at = Number(span.dataset.position)
   const words = [`“${data.texts[at].replace(/\n/g, "⏎")}”`, `position ${at}`]
   const state = data.states[at]
+  if (data.words) {
+    view.detail.textContent = [...words, data.words[state]].join(" · ")
+    return
+  }
   if (state === "u") words.push("not read yet")
   if (state === "e") words.push(`evicted at refresh ${data.lost[at]}`)
   if (state === "k") words.push(data.protected[at] ? `kept (${data.protected[at]})` : "kept")

@@ -1,4 +1,4 @@
-"""The text of a run, each token coloured by its score at one refresh: an inline component (html, css, js).
+"""The text of a run, each token coloured by what became of it: an inline component (html, css, js).
 
 Token texts reach the page as text nodes only, so text that looks like markup stays text.
 """
@@ -6,11 +6,12 @@ Token texts reach the page as text nodes only, so text that looks like markup st
 from __future__ import annotations
 
 import numpy as np
+import pandas as pd
 import streamlit as st
 
 from ccviz.metrics import states_sentence, token_states
 from ccviz.trace import Trace
-from ccviz.ui.page import asset
+from ccviz.ui.page import asset, plain
 
 _CODES = {"kept": "k", "evicted": "e", "unseen": "u"}
 
@@ -58,3 +59,38 @@ def text_view(trace: Trace, refresh: int, key: str) -> None:
             "summary": states_sentence(trace, refresh),
         },
     )
+
+
+def shared_view(states: pd.DataFrame, a: str, b: str, key: str) -> None:
+    """Draw the text with what two runs kept of it.
+
+    Parameters
+    ----------
+    states
+        From `metrics.shared_states`.
+    a, b
+        What the two are called.
+    key
+        The component's key on the page.
+    """
+    classes = {"both": "both", "only a": "a", "only b": "b", "neither": "neither", "unseen": "unseen"}
+    words = {
+        "both": "kept by both",
+        "a": f"only by A, {a}",
+        "b": f"only by B, {b}",
+        "neither": "by neither",
+        "unseen": "not read yet",
+    }
+    count = states["state"].value_counts()
+    summary = ", ".join(f"{words[code]}: {int(count.get(state, 0))}" for state, code in classes.items())
+    _component(
+        key=key,
+        data={
+            "texts": states["text"].tolist(),
+            "states": [classes[state] for state in states["state"]],
+            "words": words,
+            "answer": len(states) if "generated" not in states else int((~states["generated"]).sum()),
+            "summary": summary,
+        },
+    )
+    st.caption(f"Tokens {plain(summary)}.")

@@ -1,0 +1,151 @@
+"""How long a finished run takes to be drawn, in a real Chromium, and how many bytes travel to the page for it.
+
+    python benchmarks/drawing.py [ROUNDS]
+
+Makes traces of the sizes that count (six strategies of 64 refreshes and 1,024 slots; one of 256 refreshes and 4,096
+slots), opens them on the Compare page, and measures from the click that asks for the pictures to the moment when all of
+them are drawn. Needs playwright and Chromium (requirements-dev.txt); prints a Markdown table.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from playwright.sync_api import Page, WebSocket, sync_playwright
+
+from ccviz.trace import Trace
+
+ROOT = Path(__file__).parent.parent
+PORT = 8617
+SIZES = [(6, 64, 1024), (1, 256, 4096)]  # strategies, refreshes, slots
+CHUNK = 32
+
+
+def main() -> None:
+    """Measure and print."""
+    rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 5
+    with tempfile.TemporaryDirectory() as folder:
+        server = _serve(Path(folder))
+        try:
+            print("| strategies x refreshes x slots | first look, s | again, s (median) | payload, MB |")
+            print("|---|---|---|---|")
+            for strategies, refreshes, slots in SIZES:
+                files = [
+                    made(f"strategy_{at}", refreshes, slots, at).save(Path(folder) / f"{slots}-{at}.ccviz")
+                    for at in range(strategies)
+                ]
+                first, again, payload = drawn(files, rounds)
+                print(f"| {strategies} x {refreshes} x {slots:,} | {first:.2f} | {again:.2f} | {payload / 1e6:.2f} |")
+        finally:
+            server.terminate()
+
+
+def made(strategy: str, refreshes: int, slots: int, seed: int) -> Trace:
+    """A trace in which random entries are evicted, as large as a real one of this shape."""
+    random = np.random.default_rng(seed)
+    held = np.arange(slots)
+    rows, entries = [], []
+    for refresh in range(refreshes):
+        seen = slots + refresh * CHUNK
+        before = held if not refresh else np.concatenate([held, np.arange(seen - CHUNK, seen)])
+        kept = np.zeros(len(before), bool)
+        kept[np.sort(random.choice(len(before), slots, replace=False))] = True
+        entries.append((np.full(len(before), refresh), before, random.random(len(before), np.float32), kept))
+        held = before[kept]
+        rows.append((refresh, seen, "prefill", len(before), slots, 0.01, 46080 * slots))
+    last = slots + (refreshes - 1) * CHUNK
+    columns = ["refresh", "tokens_seen", "phase", "size_before", "size_after", "seconds", "cache_bytes"]
+    number, position, score, kept = (np.concatenate(part) for part in zip(*entries, strict=True))
+    return Trace(
+        {"strategy": strategy, "cache_size": slots, "chunk_size": CHUNK, "model": "none", "stop_reason": "length"},
+        pd.DataFrame(
+            {
+                "position": np.arange(last, dtype="int32"),
+                "token_id": np.zeros(last, "int32"),
+                "text": [" word"] * last,
+                "generated": np.arange(last) >= last - 8,
+                "logprob": np.full(last, np.nan, "float32"),
+            }
+        ),
+        pd.DataFrame(rows, columns=columns),
+        pd.DataFrame(
+            {
+                "refresh": number.astype("int32"),
+                "position": position.astype("int32"),
+                "slot": np.concatenate([np.arange(len(part[1])) for part in entries]).astype("int32"),
+                "score": score,
+                "kept": kept,
+                "protected": [""] * len(number),
+            }
+        ),
+    )
+
+
+def drawn(files: list[Path], rounds: int) -> tuple[float, float, int]:
+    """Seconds from click to all drawn, the first time and the median of ``rounds`` more, and bytes received for it."""
+    received = [0]
+
+    def count(frame: str | bytes) -> None:
+        received[0] += len(frame)
+
+    def watch(socket: WebSocket) -> None:
+        socket.on("framereceived", count)
+
+    with sync_playwright() as playwright:
+        path = os.environ.get("CHROMIUM", "/usr/bin/chromium")
+        browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox", "--disable-gpu"])
+        page = browser.new_page(viewport={"width": 1280, "height": 900})
+        page.set_default_timeout(120_000)
+        page.on("websocket", watch)
+        page.goto(f"http://127.0.0.1:{PORT}/compare")
+        page.get_by_role("button", name="Open saved runs").click()
+        page.locator("input[type=file]").last.set_input_files(files)
+        page.locator(".answers .card").nth(len(files) - 1).wait_for()
+        _settled(page, len(files), "heatmap")
+        times = []
+        for _ in range(rounds + 1):
+            page.get_by_role("radio", name="When it was lost").click()
+            page.wait_for_function("document.querySelectorAll('.js-plotly-plot .heatmaplayer image').length > 0")
+            page.wait_for_timeout(3000)
+            before, began = received[0], time.perf_counter()
+            page.get_by_role("radio", name="What each cache held").click()
+            _settled(page, len(files), "heatmap")
+            times.append((time.perf_counter() - began, received[0] - before))
+        browser.close()
+    return times[0][0], statistics.median(seconds for seconds, _ in times[1:]), times[0][1]
+
+
+def _settled(page: Page, count: int, kind: str) -> None:
+    """Wait until that many position heatmaps, and no other chart, hold a drawn picture."""
+    page.wait_for_function(
+        """([count]) => {
+             const plots = [...document.querySelectorAll('.js-plotly-plot')]
+             const heatmaps = plots.filter((plot) => plot.querySelector('.heatmaplayer image')
+               && (plot._fullLayout?.xaxis?.title?.text || '').startsWith('slot'))
+             return plots.length === count && heatmaps.length === count
+           }""",
+        arg=[count],
+        polling="raf",
+    )
+
+
+def _serve(folder: Path) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "streamlit", "run", "app.py", "--server.headless", "true"]
+    command += ["--server.port", str(PORT), "--server.fileWatcherType", "none"]
+    environment = {**os.environ, "CCVIZ_DATA": str(folder)}
+    with (folder / "log").open("wb") as log:
+        process = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT, env=environment)
+    time.sleep(6)
+    return process
+
+
+if __name__ == "__main__":
+    main()
