@@ -565,7 +565,8 @@ def lengths(table: pd.DataFrame, unit: str = "tokens", layout: str = "multiples"
             )
             drawn.add(reason)
     figure.update_layout(barmode="stack", bargap=0)
-    figure.update_yaxes(title="answers", **_GRID)
+    tallest = max(np.histogram(part[unit], edges)[0].max() for _, part in table.groupby("lane"))
+    figure.update_yaxes(title="answers", dtick=max(1, -(-int(tallest) // 3)), **_GRID)  # whole answers only
     figure.update_xaxes(**_GRID)
     figure.update_xaxes(title=f"length of the answer, {unit}", row=rows, col=1)
     return _finish(figure, metrics.lengths_sentence(table, unit), 130 + 130 * rows, True)
@@ -653,11 +654,12 @@ _GRID = {"gridcolor": "rgba(128,136,150,0.25)", "zeroline": False}
 
 
 def _finish(figure: go.Figure, summary: str, height: int, titles_above: bool = False) -> go.Figure:
-    """Give a figure its height, its sentence, and a legend above it (above the panels' titles, where there are any)."""
-    above = 26 / (height - 96) if titles_above else 0
+    """Give a figure its height, its sentence, and a legend: above it, or below where its panels have titles above."""
+    above = {"y": 1.0, "yanchor": "bottom"}
+    below = {"y": -64 / (height - 96), "yanchor": "top"}
     return figure.update_layout(
         height=height,
         margin={"l": 64, "r": 16, "t": 48, "b": 48},
-        legend={"orientation": "h", "y": 1.0 + above, "yanchor": "bottom", "x": 0},
+        legend={"orientation": "h", "x": 0, **(below if titles_above else above)},
         meta={"summary": summary},
     )

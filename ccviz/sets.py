@@ -428,7 +428,8 @@ def _file_name(text: str) -> str:
 
 def new_folder(title: str) -> Path:
     """A folder for a new set in the user's data folder."""
-    return sets_folder() / f"{_file_name(title)[:40]}-{uuid.uuid4().hex[:6]}"
+    words = re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")[:40] or "set"
+    return sets_folder() / f"{words}-{uuid.uuid4().hex[:6]}"
 
 
 def sets_folder() -> Path:

@@ -167,6 +167,8 @@ def _answers(runner: Runner, prompts: PromptSet, results: pd.DataFrame) -> None:
     st.markdown("##### Every answer")
     shown = results[["item", "lane", "right", "tokens", "stop_reason", "text", "problem"]].copy()
     shown["lane"] = shown["lane"].map(lane_title)
+    words = {"eos": "itself", "length": "length limit"}
+    shown["stop_reason"] = shown["stop_reason"].map(lambda reason: words.get(reason, reason))
     empty = [name for name in ("right", "problem") if (shown[name].isna() | (shown[name] == "")).all()]
     st.dataframe(
         shown.drop(columns=empty),
