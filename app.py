@@ -34,8 +34,9 @@ def main() -> None:
         full = strategy == "full"
         budgets = controls.choose_budgets(full)
         details = controls.choose_details()
+        observe = controls.choose_recordings(with_harm=False)["observe"]
         page.end()
-    plan = _Plan(model, budgets, details, full)
+    plan = _Plan(model, budgets, details, full, observe)
     _say(plan, full)
     with st.container(horizontal=True):
         asked = st.button("Run", type="primary", icon=":material/play_arrow:", key="run_button")
@@ -55,7 +56,12 @@ class _Plan:
     """What the settings come to for this prompt on this model, or the sentence that says why they cannot be used."""
 
     def __init__(
-        self, model: LanguageModel | None, budgets: dict[str, Any], details: dict[str, Any], full: bool
+        self,
+        model: LanguageModel | None,
+        budgets: dict[str, Any],
+        details: dict[str, Any],
+        full: bool,
+        observe: bool,
     ) -> None:
         self.model, self.budgets, self.details, self.full = model, budgets, details, full
         self.prompt = str(st.session_state.get("prompt") or "")
@@ -66,7 +72,7 @@ class _Plan:
             if model is not None and self.prompt.strip():
                 encoded = encode_prompt(model.tokenizer, self.prompt, details["chat"], details["system"])
                 self.prompt_size, self.system_size = len(encoded.token_ids), encoded.system_size
-            self.settings = controls.make_settings(budgets, details, self.system_size, full)
+            self.settings = controls.make_settings(budgets, details, self.system_size, full, observe)
         except UserError as error:
             self.problem = str(error)
 

@@ -34,6 +34,9 @@ STRATEGIES: list[tuple[str, dict[str, Any]]] = [
     ("counter_causal_fast", {}),
     ("counter_causal_fast", {"ffn": True}),
 ]
+PAPER = strategy_names()[:6]  # what the oracle knows; the others are computed by hand in test_more_strategies
+# These read token ids or a position on the host at each refresh (not at each step), as docs/strategies.md says.
+ASK_NOTHING = [name for name in strategy_names() if name not in ("random", "counter_causal_span")]
 BUDGETS = [
     # prompt tokens, J, h, frozen, refresh mode
     (40, 16, 8, 0, "chunked"),
@@ -111,7 +114,7 @@ def test_a_decode_step_on_cuda_waits_on_the_host_once() -> None:
 
 @pytest.mark.model
 @pytest.mark.slow
-@pytest.mark.parametrize("strategy", strategy_names())
+@pytest.mark.parametrize("strategy", PAPER)
 def test_the_built_in_model_equals_the_oracle(built_in: LanguageModel, strategy: str) -> None:
     text = "Monday: milk. Tuesday: bread and 12 eggs. Wednesday: nothing. Thursday: soap, twice. What on Tuesday?"
     prompt = built_in.tokenizer(text)["input_ids"] * 2
@@ -273,7 +276,7 @@ class _WhatTheHostAsks(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize("strategy", strategy_names())
+@pytest.mark.parametrize("strategy", ASK_NOTHING)
 def test_nothing_but_the_one_transfer_asks_the_device(
     strategy: str, tiny_llama: LanguageModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,6 +10,7 @@ from streamlit.testing.v1 import AppTest
 from test_app import FLOAT32, PATIENCE, no_exception, poll, problems
 
 from ccviz import compare
+from ccviz.export import FIGURE_SUFFIXES, figure_bytes
 from ccviz.jobs import Job
 from ccviz.network import LanguageModel
 from ccviz.prompts import load_sample
@@ -17,7 +18,7 @@ from ccviz.runs import Request, lane_requests
 from ccviz.sets import PromptSet, items_of_lines, known_sets, sets_folder
 from ccviz.settings import Settings
 from ccviz.tokens import encode_prompt
-from ccviz.ui import page
+from ccviz.ui import comparison, page
 from ccviz.ui.comparison import comparison_table
 
 ROOT = Path(__file__).parent.parent
@@ -148,6 +149,44 @@ def test_harm_and_surprise_are_recorded_when_asked_for() -> None:
     for look in ("harm", "surprise"):
         no_exception(at.button_group(key="look").set_value(look).run())
         assert len(at.get("plotly_chart")) == 1
+
+
+@pytest.mark.parametrize("suffix", FIGURE_SUFFIXES)
+def test_every_figure_that_is_offered_as_a_file_can_be_made(suffix: str, model: LanguageModel) -> None:
+    budget = {"cache_size": 48, "chunk_size": 16, "max_new_tokens": 6}
+    traces = compare(model, SAMPLE.text, THREE, follow="full", observe=True, **budget)
+    kinds = comparison._kinds(traces)
+    assert {"heatmap", "survival", "retention", "overlap", "lengths", "fidelity", "surprise"} == set(kinds)
+    for kind in kinds:
+        assert figure_bytes(comparison._shown_in(traces, kind), kind, suffix)
+    plain = compare(model, SAMPLE.text, ["full"], **budget)
+    for kind in comparison._kinds(plain):
+        assert figure_bytes(comparison._shown_in(plain, kind), kind, suffix)
+
+
+def test_a_prompt_that_is_too_long_is_said_once(model: LanguageModel) -> None:
+    at = comparing(["full", "importance"], new="3")
+    no_exception(at.text_area(key="prompt").set_value("word " * 9000).run())
+    no_exception(at.button(key="run_all").click().run())
+    poll(at, lambda now: bool(now.error))
+    assert ["shorten the prompt" in problem for problem in problems(at)] == [True]
+    assert not at.dataframe
+
+
+def test_explore_records_surprise_when_asked() -> None:
+    at = AppTest.from_file(str(ROOT / "app.py"), default_timeout=60)
+    for key, value in {"device": "cpu", "dtype": "float32", "new": "3", "observe": "true"}.items():
+        at.query_params[key] = value
+    no_exception(at.run())
+    poll(at, lambda now: any("prompt tokens" in element.value for element in now.markdown))
+    no_exception(at.button(key="run_button").click().run())
+    poll(at, lambda now: any(element.value == "##### Answer" for element in now.markdown))
+    assert [expander.label for expander in at.expander if expander.label == "Surprise at this refresh"]
+    job = page.runner().get(one(at, "run"))
+    assert job is not None
+    trace = job.trace()
+    assert trace is not None
+    assert trace.entries["surprise"].notna().any()
 
 
 def test_several_sizes_run_side_by_side() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import threading
 from pathlib import Path
 from typing import Any
@@ -186,6 +187,22 @@ def test_two_programs_do_not_run_one_set(tmp_path: Path) -> None:
     prompts = made(tmp_path)
     with FileLock(tmp_path / ".lock"), pytest.raises(UserError, match="by another program"):
         work_through(prompts, lambda _item: {})
+
+
+def test_a_folder_that_cannot_be_written_to_stops_the_set_and_keeps_what_was_done(tmp_path: Path) -> None:
+    model, prompts = tiny("llama"), made(tmp_path)
+    run = runs_on(model, prompts)
+
+    def lose_the_folder(item: Item) -> None:
+        if item.id == "2":
+            shutil.rmtree(tmp_path / "traces")
+
+    with pytest.raises(UserError, match="cannot be written"):
+        work_through(prompts, run, tell=lose_the_folder)
+    assert set(prompts.results()["item"]) == {"1", "2"}
+    (tmp_path / "traces").mkdir()
+    work_through(prompts, run)
+    assert prompts.pending() == []
 
 
 def test_trace_files_of_odd_names_stay_apart(tmp_path: Path) -> None:

@@ -82,6 +82,8 @@ def _finished(job: Job) -> None:
     traces = job.traces()
     if job.state is State.FAILED:
         show_problem(job.message)
+    if job.state is State.FAILED:
+        traces = {name: trace for name, trace in traces.items() if trace.tokens["generated"].any()}
     if not traces:
         if job.state is State.CANCELLED:
             st.info(plain(job.message) or "Cancelled.")
@@ -158,7 +160,7 @@ def _table(traces: Mapping[str, Trace]) -> None:
 def _looks(traces: Mapping[str, Trace]) -> None:
     there = ["caches", "overlap", "loss"] if len(traces) > 1 else ["caches", "loss"]
     there += ["harm"] if any("kl" in trace.tokens for trace in traces.values()) else []
-    there += ["surprise"] if any("surprise" in trace.entries for trace in traces.values()) else []
+    there += ["surprise"] if _observed(traces) else []
     look = st.segmented_control(
         "What to look at",
         there,
@@ -300,13 +302,18 @@ def _harm(traces: Mapping[str, Trace]) -> None:
 
 
 def _surprise(traces: Mapping[str, Trace]) -> None:
-    observed = {name: trace for name, trace in traces.items() if "surprise" in trace.entries and len(trace.refreshes)}
-    names = sorted(observed, key=lambda name: observed[name].strategy == "full")  # those that evict come first
-    name = st.selectbox("Strategy", names, format_func=lane_title, key="surprise_lane")
+    observed = _observed(traces)
+    name = st.selectbox("Strategy", list(observed), format_func=lane_title, key="surprise_lane")
     trace = observed[name]
     count = len(trace.refreshes)
     shown = st.slider("Refresh", 1, count, count, key=f"surprise_refresh-{name}") if count > 1 else 1
     _chart(figures.surprise(trace, int(trace.refreshes["refresh"].iloc[shown - 1])), "surprise")
+
+
+def _observed(traces: Mapping[str, Trace]) -> dict[str, Trace]:
+    """The runs that recorded surprise; those that evict come first."""
+    names = [name for name, trace in traces.items() if "surprise" in trace.entries and len(trace.refreshes)]
+    return {name: traces[name] for name in sorted(names, key=lambda name: traces[name].strategy == "full")}
 
 
 def _titled(traces: Mapping[str, Trace]) -> dict[str, Trace]:
@@ -362,7 +369,7 @@ def _kinds(traces: Mapping[str, Trace]) -> dict[str, str]:
     kinds["lengths"] = "Lengths of the answers"
     if any("kl" in trace.tokens for trace in traces.values()):
         kinds["fidelity"] = "Harm to predictions"
-    if any("surprise" in trace.entries for trace in traces.values()):
+    if _observed(traces):
         kinds["surprise"] = "Surprise"
     return kinds
 
@@ -372,18 +379,25 @@ def _with_refreshes(traces: Mapping[str, Trace]) -> dict[str, Trace]:
 
 
 def _download_figure(traces: Mapping[str, Trace], kind: str, suffix: str, style: str) -> None:
-    needed: dict[str, Callable[[Trace], bool]] = {
-        "fidelity": lambda trace: "kl" in trace.tokens,
-        "surprise": lambda trace: "surprise" in trace.entries,
-    }
-    there = {name: trace for name, trace in traces.items() if kind not in needed or needed[kind](trace)}
-    drawn = there if kind == "lengths" else _with_refreshes(there)
+    drawn = _shown_in(traces, kind)
     _download(
         suffix[1:].upper(),
         lambda: figure_bytes(drawn, kind, suffix, order=_order(), style=style),
         f"ccviz-{kind}{suffix}",
         None,
     )
+
+
+def _shown_in(traces: Mapping[str, Trace], kind: str) -> dict[str, Trace]:
+    """The runs that a kind of figure can show."""
+    if kind == "surprise":
+        observed = _observed(traces)
+        chosen = st.session_state.get("surprise_lane")
+        name = chosen if chosen in observed else next(iter(observed))
+        return {name: observed[name]}
+    if kind == "fidelity":
+        return {name: trace for name, trace in traces.items() if "kl" in trace.tokens}
+    return dict(traces) if kind == "lengths" else _with_refreshes(traces)
 
 
 def _download_animation(traces: Mapping[str, Trace], suffix: str) -> None:

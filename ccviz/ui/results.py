@@ -147,6 +147,9 @@ def _pictures(trace: Trace, job_id: str) -> None:
         st.markdown("##### The text at this refresh")
         text_view(trace, refreshes[shown - 1], key="text_view")
         st.caption(states_sentence(trace, refreshes[shown - 1]))
+    if "surprise" in trace.entries:
+        with st.expander("Surprise at this refresh", icon=":material/scatter_plot:"):
+            _surprise(trace, refreshes[shown - 1])
     with st.expander("The tokens as a table", icon=":material/table_rows:"):
         _table(trace, refreshes[shown - 1])
 
@@ -170,6 +173,13 @@ def _heatmap(trace: Trace, order: str, refresh: int | None, key: str) -> None:
         figure = figures.heatmap(trace, order, highlight=refresh)
         st.plotly_chart(figure, key=key, alt=f"Heatmap of cached positions. {sentence}", config={"displaylogo": False})
     st.caption(sentence)
+
+
+def _surprise(trace: Trace, refresh: int) -> None:
+    figure = figures.surprise(trace, refresh)
+    summary = str(figure.layout.meta["summary"])
+    st.plotly_chart(figure, key="surprise", alt=summary, config={"displaylogo": False})
+    st.caption(summary)
 
 
 def _table(trace: Trace, refresh: int) -> None:
@@ -201,7 +211,7 @@ def _downloads(trace: Trace) -> None:
         _download("Entries (.csv)", lambda: table_bytes(trace, ".csv"), f"{name}.csv", "text/csv", "csv")
         if not len(trace.refreshes):
             return
-        for kind in ("heatmap", "overlay"):
+        for kind in ("heatmap", "overlay", "survival", "scores"):
             with st.popover(f"{kind.capitalize()} as a file", icon=":material/download:"):
                 for suffix in FIGURE_SUFFIXES:
                     _download_figure(trace, kind, suffix, f"{name}-{kind}{suffix}")

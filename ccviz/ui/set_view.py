@@ -9,6 +9,7 @@ import streamlit as st
 
 from ccviz import figures
 from ccviz.errors import UserError
+from ccviz.export import FIGURE_SUFFIXES, lengths_bytes
 from ccviz.jobs import Runner
 from ccviz.sets import PromptSet, SetRun
 from ccviz.trace import Trace
@@ -140,6 +141,21 @@ def _results(results: pd.DataFrame) -> None:
         summary = str(figure.layout.meta["summary"])
         st.plotly_chart(figure, key="lengths", alt=summary, config={"displaylogo": False})
         st.caption(plain(summary))
+        with st.popover("Lengths as a file", icon=":material/download:"):
+            for suffix in FIGURE_SUFFIXES:
+                _download_lengths(titled, suffix, unit, layout)
+
+
+def _download_lengths(table: pd.DataFrame, suffix: str, unit: str, layout: str) -> None:
+    st.download_button(
+        suffix[1:].upper(),
+        lambda: lengths_bytes(table, suffix, unit, layout),
+        f"ccviz-lengths{suffix}",
+        None,
+        key=f"download-lengths{suffix}",
+        on_click="ignore",
+        icon=":material/download:",
+    )
 
 
 def lane_table(done: pd.DataFrame) -> pd.DataFrame:
