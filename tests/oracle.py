@@ -6,6 +6,9 @@ here in float64, on a plain list of entries. No forward of the model, no cache c
 transformers is called. Where the code could be fast or plain, it is plain.
 
     run(model, prompt_ids, strategy, cache_size, chunk_size, max_new_tokens, ...) -> OracleRun
+        observe=True: also the counter-causal surprise of every entry at every refresh
+        follow=[ids]: feed these instead of the greedy choices, and measure how far each prediction is from the full one
+    newest_attention(net, entries, w) -> what the newest w entries attend to, to check it against the stock model
     full_logits(model, ids) -> logits of every row under the full cache, to check the oracle itself
     tiny_model(family, seed) -> a small random model whose attention and logits are far from uniform
 
@@ -15,6 +18,7 @@ D head dimension, C hidden size, V vocabulary.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -29,12 +33,15 @@ class OracleRefresh:
     before: list[int]  # positions held before the refresh, in order
     kept: list[int]  # positions held after it, in order
     scores: list[float] | None  # one per entry of `before`, NaN where unscored; None when nothing was scored
+    surprise: list[float] | None = None  # one per entry of `before`, the newest NaN; None unless observed
 
 
 @dataclass
 class OracleRun:
     tokens: list[int]  # generated ids, with the final eos if it stopped on one
     refreshes: list[OracleRefresh]
+    kl: list[float] = field(default_factory=list)  # nats, one per token of `follow`: KL(P_full || P_lane)
+    agrees: list[bool] = field(default_factory=list)  # one per token of `follow`: the same most likely token
 
 
 @dataclass
@@ -93,16 +100,27 @@ def rotate(x: Tensor, positions: list[int], theta: float, dims: int) -> Tensor:
     return torch.cat([first * cos - second * sin, second * cos + first * sin, rest], dim=-1)
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, visible: list[list[bool]], scale: float, cap: float | None) -> Tensor:
-    """q (R, H, D), k and v (N, G, D), visible[row][entry] -> (R, H * D). One head after the other."""
+def attention(q: Tensor, k: Tensor, visible: list[list[bool]], scale: float, cap: float | None) -> list[Tensor]:
+    """q (R, H, D), k (N, G, D), visible[row][entry] -> the weights (R, N) of each query head, one after the other."""
     mask = torch.tensor(visible, dtype=torch.bool)
     heads, group = q.shape[1], q.shape[1] // k.shape[1]
-    out = []
+    weights = []
     for head in range(heads):
         kv = head // group  # neighbouring query heads share a key-value head
         logits = soft_cap(q[:, head] @ k[:, kv].T * scale, cap)
-        out.append(softmax(logits.masked_fill(~mask, -math.inf)) @ v[:, kv])
-    return torch.cat(out, dim=-1)
+        weights.append(softmax(logits.masked_fill(~mask, -math.inf)))
+    return weights
+
+
+def mix(weights: list[Tensor], v: Tensor) -> Tensor:
+    """The heads' weights (R, N) and values v (N, G, D) -> (R, H * D)."""
+    group = len(weights) // v.shape[1]
+    return torch.cat([weight @ v[:, head // group] for head, weight in enumerate(weights)], dim=-1)
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, visible: list[list[bool]], scale: float, cap: float | None) -> Tensor:
+    """q (R, H, D), k and v (N, G, D), visible[row][entry] -> (R, H * D)."""
+    return mix(attention(q, k, visible, scale, cap), v)
 
 
 # == The model's weights and what one layer does with them
@@ -275,12 +293,35 @@ def feed(net: Net, cached: list[Entry], tokens: list[int], start: int) -> tuple[
             entry.values.append(v[row])
             if layer == net.layers - 1:
                 entry.last_input = x[row]
-        reach = net.window(layer) or math.inf
-        visible = [[0 <= p - other.position < reach for other in everyone] for p in positions]
+        visible = causal_visible(positions, everyone, net.window(layer))
         keys, values = stacked(everyone, layer)
         mixed = attend(q, keys, values, visible, net.scale(layer), net.attention_cap)
         x = net.layer_output(layer, x, mixed)
     return new, x
+
+
+def causal_visible(positions: list[int], entries: list[Entry], window: int | None) -> list[list[bool]]:
+    """A query at a position sees the entries up to it, those within the window where there is one."""
+    return [[0 <= p - other.position < (window or math.inf) for other in entries] for p in positions]
+
+
+def newest_attention(net: Net, entries: list[Entry], w: int) -> list[list[Tensor]]:
+    """What the newest w entries attend to: weights (w, N) of every layer's every query head.
+
+    Their queries are computed again, from their tokens on: at each layer they see the stored keys and values of the
+    entries up to themselves. Nothing is stored.
+    """
+    newest = entries[len(entries) - w :]
+    positions = [e.position for e in newest]
+    x = net.embed([e.token for e in newest], positions)
+    of_layers = []
+    for layer in range(net.layers):
+        queries, _, _ = net.qkv(layer, x, positions)
+        keys, values = stacked(entries, layer)
+        visible = causal_visible(positions, entries, net.window(layer))
+        of_layers.append(attention(queries, keys, visible, net.scale(layer), net.attention_cap))
+        x = net.layer_output(layer, x, mix(of_layers[-1], values))
+    return of_layers
 
 
 def counter_visible(entries: list[Entry], min_gap: int, window: int | None) -> list[list[bool]]:
@@ -321,8 +362,8 @@ def importance_scores(net: Net, entries: list[Entry], frozen_size: int, queries:
             per_head.append(k @ k[-1])
         else:
             hidden = torch.tensor([[b > a for b in range(n)] for a in range(n)])
-            attention = softmax((k @ k.T / math.sqrt(net.head_dim)).masked_fill(hidden, -math.inf))
-            per_head.append(attention.mean(0))
+            weights = softmax((k @ k.T / math.sqrt(net.head_dim)).masked_fill(hidden, -math.inf))
+            per_head.append(weights.mean(0))
     scores = iter(torch.stack(per_head).mean(0).tolist())
     return [NAN if e.position < frozen_size else next(scores) for e in entries]
 
@@ -336,8 +377,8 @@ def heavy_hitter_scores(net: Net, entries: list[Entry], frozen_size: int, recent
         keys, _ = stacked(free, layer)
         for g in range(net.kv_heads):
             k = keys[:, g]
-            attention = softmax(k[len(free) - recent :] @ k.T / math.sqrt(net.head_dim))  # (recent, N)
-            for i, weight in enumerate(attention.sum(0).tolist()):
+            weights = softmax(k[len(free) - recent :] @ k.T / math.sqrt(net.head_dim))  # (recent, N)
+            for i, weight in enumerate(weights.sum(0).tolist()):
                 received[i] += weight
     for entry, weight in zip(free, received, strict=True):
         entry.total += weight / (net.layers * net.kv_heads)
@@ -364,6 +405,95 @@ def counter_scores(net: Net, entries: list[Entry], options: dict, fast: bool) ->
     return scores
 
 
+def received_attention(net: Net, entries: list[Entry], w: int) -> list[float]:
+    """The attention that each entry gets from the newest w, mean over layers, query heads and the w queries."""
+    received = [0.0] * len(entries)
+    for of_layer in newest_attention(net, entries, w):
+        for weights in of_layer:
+            for row in weights.tolist():
+                for i, weight in enumerate(row):
+                    received[i] += weight / (net.layers * net.heads * w)
+    return received
+
+
+def pooled(values: list[float], kernel: int, pooling: str) -> list[float]:
+    """Each value's mean or maximum with its neighbours, `kernel` in all; in the mean, those beyond an end are zeros."""
+    result = []
+    for i in range(len(values)):
+        around = values[max(0, i - kernel // 2) : i + kernel // 2 + 1]
+        result.append(max(around) if pooling == "max" else sum(around) / kernel)
+    return result
+
+
+def snapkv_scores(net: Net, entries: list[Entry], window: int, options: dict) -> list[float]:
+    """The attention from the newest `window` entries, pooled over neighbouring slots; they themselves score NaN."""
+    received = received_attention(net, entries, window)[: len(entries) - window]
+    scores = pooled(received, options.get("kernel", 5), options.get("pooling", "avg"))
+    return scores + [NAN] * window
+
+
+def key_diff_scores(net: Net, entries: list[Entry]) -> list[float]:
+    """How far each key points from where the keys point on average. Every entry is scored."""
+    total = torch.zeros(len(entries), dtype=torch.float64)
+    for layer in range(net.layers):
+        keys, _ = stacked(entries, layer)
+        for g in range(net.kv_heads):
+            unit = keys[:, g] / torch.sqrt((keys[:, g] ** 2).sum(-1, keepdim=True))
+            anchor = unit.mean(0)
+            total += unit @ anchor / torch.sqrt((anchor**2).sum())
+    return (-total / (net.layers * net.kv_heads)).tolist()
+
+
+def random_scores(entries: list[Entry], seed: int) -> list[float]:
+    generator = torch.Generator().manual_seed(seed * 1_000_003 + entries[-1].position)
+    return torch.rand(len(entries), generator=generator).tolist()  # in float32, as the engine ranks them
+
+
+SENTENCE_ENDS = ".!?\n。！？"
+PHRASE_ENDS = SENTENCE_ENDS + ",;:、，；：–—"
+
+
+def spans(entries: list[Entry], unit: str, decode: Callable[[int], str]) -> list[list[int]]:
+    """The slots of each sentence or phrase; a gap in the positions ends one too."""
+    ends = SENTENCE_ENDS if unit == "sentence" else PHRASE_ENDS
+    found: list[list[int]] = [[]]
+    for slot, entry in enumerate(entries):
+        if slot > 0:
+            last = entries[slot - 1]
+            if entry.position != last.position + 1 or any(end in decode(last.token) for end in ends):
+                found.append([])
+        found[-1].append(slot)
+    return found
+
+
+def span_scores(net: Net, entries: list[Entry], options: dict, decode: Callable[[int], str]) -> list[float]:
+    """Each span's mean or highest surprise, for all its entries; NaN where none of them sees anything ahead."""
+    surprise = counter_scores(net, entries, options, fast=False)
+    scorable = len(entries) - (options.get("min_gap", 0) + 1)
+    scores = [NAN] * len(entries)
+    for span in spans(entries, options.get("unit", "sentence"), decode):
+        of_span = [surprise[slot] for slot in span if slot < scorable]
+        for slot in span if of_span else []:
+            scores[slot] = max(of_span) if options.get("pool", "mean") == "max" else sum(of_span) / len(of_span)
+    return scores
+
+
+def recent_scores(net: Net, entries: list[Entry], options: dict) -> list[float]:
+    """A weighted sum of each entry's place by surprise and its place in the cache, both from 0 for the first to go."""
+    surprise = torch.tensor(counter_scores(net, entries, options, fast=False), dtype=torch.float32).tolist()
+    unseen = options.get("min_gap", 0) + 1  # the newest, which no later entry predicts: lowest, whatever they scored
+    surprise = [*surprise[: len(surprise) - unseen], *[NAN] * min(unseen, len(surprise))]
+    recency = options.get("recency", 50)
+    scores = []
+    for slot, s in enumerate(surprise):
+        below = 0
+        for other, t in enumerate(surprise):
+            both = (not math.isnan(t), 0.0 if math.isnan(t) else t, other)
+            below += both < (not math.isnan(s), 0.0 if math.isnan(s) else s, slot)
+        scores.append(float((100 - recency) * below + recency * slot))
+    return scores
+
+
 # ----------------------------------------------------------------------------------------------------------------
 # The refresh and the loop
 # ----------------------------------------------------------------------------------------------------------------
@@ -375,7 +505,14 @@ OPTIONS = {
     "heavy_hitter": {"recent": None},
     "counter_causal": {"score": ("logit", "probability"), "min_gap": None, "recent": None},
     "counter_causal_fast": {"score": ("logit", "probability"), "min_gap": None, "recent": None, "ffn": (False, True)},
+    "streaming_llm": {"sinks": None},
+    "tova": {},
+    "snapkv": {"window": None, "kernel": None, "pooling": ("avg", "max")},
+    "key_diff": {},
+    "random": {"seed": None},
 }
+OPTIONS["counter_causal_span"] = OPTIONS["counter_causal"] | {"unit": ("sentence", "phrase"), "pool": ("mean", "max")}
+OPTIONS["counter_causal_recent"] = OPTIONS["counter_causal"] | {"recency": None}
 
 
 def survivors(entries: list[Entry], scores: list[float], protected: set[int], size: int) -> list[Entry]:
@@ -394,9 +531,10 @@ def survivors(entries: list[Entry], scores: list[float], protected: set[int], si
     return [e for e in entries if e.position in keep]
 
 
-def refresh(net: Net, entries: list[Entry], strategy: str, size: int, frozen_size: int, options: dict):
+def refresh(net: Net, entries: list[Entry], strategy: str, size: int, frozen_size: int, options: dict, decode=None):
     """One refresh: the entries that stay, and the scores (None where nothing was scored)."""
     n = len(entries)
+    first = frozen_size  # how many of the first positions are protected
     evicting = n > size and strategy != "full"
     newest = 0  # how many of the newest entries are protected
     scores = None
@@ -407,12 +545,29 @@ def refresh(net: Net, entries: list[Entry], strategy: str, size: int, frozen_siz
         scores = [float(e.position) for e in entries]
     elif evicting and strategy == "importance":
         scores = importance_scores(net, entries, frozen_size, options.get("queries", "last"))
+    elif evicting and strategy == "streaming_llm":
+        first = max(frozen_size, options.get("sinks", 4))
+        scores = [float(e.position) for e in entries]
+    elif evicting and strategy == "tova":
+        scores = received_attention(net, entries, 1)
+    elif evicting and strategy == "snapkv":
+        newest = min(n, options.get("window", max(1, min(32, (size - frozen_size) // 2))))
+        scores = snapkv_scores(net, entries, newest, options)
+    elif evicting and strategy == "key_diff":
+        scores = key_diff_scores(net, entries)
+    elif evicting and strategy == "random":
+        scores = random_scores(entries, options.get("seed", 0))
     elif evicting:
         newest = max(options.get("min_gap", 0) + 1, options.get("recent", 0))
-        scores = counter_scores(net, entries, options, fast=strategy == "counter_causal_fast")
+        if strategy == "counter_causal_span":
+            scores = span_scores(net, entries, options, decode)
+        elif strategy == "counter_causal_recent":
+            scores = recent_scores(net, entries, options)
+        else:
+            scores = counter_scores(net, entries, options, fast=strategy == "counter_causal_fast")
     kept = entries
     if evicting:
-        protected = {e.position for e in entries if e.position < frozen_size}
+        protected = {e.position for e in entries if e.position < first}
         protected |= {e.position for e in entries[max(0, n - newest) :]}
         kept = survivors(entries, scores, protected, size)
     if scores is not None and all(math.isnan(s) for s in scores):
@@ -432,8 +587,15 @@ def run(
     refresh_mode: str = "chunked",
     options: dict | None = None,
     eos_ids: set[int] = frozenset(),
+    decode: Callable[[int], str] | None = None,
+    observe: bool = False,
+    follow: list[int] | None = None,
 ) -> OracleRun:
-    """Feed the prompt in chunks, decode greedily, refresh by the rules of DESIGN section 2."""
+    """Feed the prompt in chunks, decode greedily, refresh by the rules of DESIGN section 2.
+
+    `decode` gives the text of one token id, for counter_causal_span. With `follow`, its tokens are the answer, all of
+    them, whatever `max_new_tokens` and `eos_ids` say.
+    """
     options = {name: value for name, value in (options or {}).items() if value is not None}  # None: the default
     if not prompt_ids or refresh_mode not in ("chunked", "prefill_end", "both"):
         raise ValueError(f"empty prompt or unknown refresh_mode {refresh_mode!r}")
@@ -445,28 +607,40 @@ def run(
     result = OracleRun([], [])
     seen = 0
 
-    def feed_then_refresh(tokens: list[int]) -> int:
-        """Returns the greedy next token, which does not depend on the refresh that follows."""
+    def feed_then_refresh(tokens: list[int]) -> Tensor:
+        """Returns the logits (V,) of the next token, which do not depend on the refresh that follows."""
         nonlocal entries, seen
         new, x = feed(net, entries, tokens, seen)
-        logits = net.head(x[-1:])[0].tolist()
         entries, seen = entries + new, seen + len(tokens)
         chunk_end = refresh_mode in ("chunked", "both") and seen % chunk_size == 0
         prompt_end = refresh_mode in ("prefill_end", "both") and seen == len(prompt_ids)
         if chunk_end or prompt_end:
-            kept, scores = refresh(net, entries, strategy, cache_size, frozen_size, options)
+            surprise = [*counter_scores(net, entries, {}, fast=False)[:-1], NAN] if observe else None
+            kept, scores = refresh(net, entries, strategy, cache_size, frozen_size, options, decode)
             before = [e.position for e in entries]
-            result.refreshes.append(OracleRefresh(seen, before, [e.position for e in kept], scores))
+            result.refreshes.append(OracleRefresh(seen, before, [e.position for e in kept], scores, surprise))
             entries = kept
-        return logits.index(max(logits))
+        return net.head(x[-1:])[0]
 
     for start in range(0, len(prompt_ids), chunk_size):
-        token = feed_then_refresh(prompt_ids[start : start + chunk_size])
+        logits = feed_then_refresh(prompt_ids[start : start + chunk_size])
+    if follow is not None:
+        full = full_logits(model, prompt_ids + follow[:-1])
+        for step, token in enumerate(follow):
+            row = full[len(prompt_ids) - 1 + step]
+            p = softmax(row)
+            result.kl.append((p * (torch.log(p) - torch.log(softmax(logits)))).sum().item())
+            result.agrees.append(row.argmax().item() == logits.argmax().item())
+            result.tokens.append(token)
+            if step < len(follow) - 1:
+                logits = feed_then_refresh([token])
+        return result
     while len(result.tokens) < max_new_tokens:
+        token = logits.argmax().item()
         result.tokens.append(token)
         if token in eos_ids or len(result.tokens) == max_new_tokens:
             break
-        token = feed_then_refresh([token])
+        logits = feed_then_refresh([token])
     return result
 
 

@@ -34,7 +34,6 @@ STRATEGIES: list[tuple[str, dict[str, Any]]] = [
     ("counter_causal_fast", {}),
     ("counter_causal_fast", {"ffn": True}),
 ]
-PAPER = strategy_names()[:6]  # what the oracle knows; the others are computed by hand in test_more_strategies
 # These read token ids or a position on the host at each refresh (not at each step), as docs/strategies.md says.
 ASK_NOTHING = [name for name in strategy_names() if name not in ("random", "counter_causal_span")]
 BUDGETS = [
@@ -114,12 +113,13 @@ def test_a_decode_step_on_cuda_waits_on_the_host_once() -> None:
 
 @pytest.mark.model
 @pytest.mark.slow
-@pytest.mark.parametrize("strategy", PAPER)
+@pytest.mark.parametrize("strategy", strategy_names())
 def test_the_built_in_model_equals_the_oracle(built_in: LanguageModel, strategy: str) -> None:
     text = "Monday: milk. Tuesday: bread and 12 eggs. Wednesday: nothing. Thursday: soap, twice. What on Tuesday?"
     prompt = built_in.tokenizer(text)["input_ids"] * 2
     ours = collect(built_in, prompt, strategy, {}, Settings(32, 12, 12, 5))
-    theirs = oracle.run(built_in.model, prompt, strategy, 32, 12, 12, 5, eos_ids=set(built_in.eos_ids))
+    eos, decode = set(built_in.eos_ids), lambda token: built_in.tokenizer.decode([token])
+    theirs = oracle.run(built_in.model, prompt, strategy, 32, 12, 12, 5, eos_ids=eos, decode=decode)
     assert_same(ours, theirs)
 
 

@@ -19,8 +19,8 @@ class CounterCausalRecent(CounterCausal):
     """Score each entry by (100 - recency) * its rank by `CounterCausal` + recency * its slot.
 
     Both run from 0 to n - 1 over all n entries, so that neither outweighs the other by its unit; exact in float32 up
-    to 167,000 entries. At 0 it keeps what ``counter_causal`` keeps, at 100 what ``sliding_window`` keeps, besides the
-    same protected entries.
+    to 167,000 entries. Entries that no later one can predict rank lowest by surprise; they are protected. At 0 it
+    keeps what ``counter_causal`` keeps, at 100 what ``sliding_window`` keeps, besides the same protected entries.
 
     Parameters
     ----------
@@ -44,7 +44,9 @@ class CounterCausalRecent(CounterCausal):
 
     def scores(self, entries: Entries) -> Tensor:
         """(n,) float32 whole numbers, at most 100 (n - 1)."""
-        surprise = ranks(super().scores(entries))
+        surprise = super().scores(entries)
+        surprise[-self.protects_last :] = torch.nan  # they see themselves, and must not come between the others
+        surprise = ranks(surprise)
         slots = torch.arange(entries.size, device=surprise.device)
         return ((100 - self.recency) * surprise + self.recency * slots).float()
 
