@@ -344,6 +344,7 @@ def _compared(traces: dict[str, Trace]) -> str:
 
     reference = next((trace for trace in traces.values() if trace.strategy == "full"), None)
     table = comparison(traces, reference)
+    table["departs_at"] += 1  # people count from 1
     columns = ["lane", "new_tokens", "stop_reason", "refreshes", "seconds", "peak_bytes", "departs_at"]
     columns += ["mean_kl", "agreement"] if table["mean_kl"].notna().any() else []
     shown = table[columns].rename(columns={"new_tokens": "tokens", "departs_at": "departs"}).to_string(index=False)

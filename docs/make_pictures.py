@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
 
 from browser import Server, chromium, serve, wait_ready  # noqa: E402  (the tests' own helper, found through the line above)
-from playwright.sync_api import Browser, Page  # noqa: E402
+from playwright.sync_api import Browser, Locator, Page  # noqa: E402
 
 WIDTH = 1280
 
@@ -40,7 +40,7 @@ def explore(browser: Browser, server: Server) -> None:
     for _ in range(2):
         slider.press("ArrowLeft")
         wait_ready(page)
-    save(page, "The tokens as a table", "explore.png")
+    save(page, page.get_by_text("The tokens as a table"), "explore.png")
 
 
 def compare(browser: Browser, server: Server) -> None:
@@ -52,16 +52,16 @@ def compare(browser: Browser, server: Server) -> None:
     page.get_by_role("button", name="Run all", exact=True).click()
     page.get_by_role("heading", name="Answers").wait_for(timeout=300_000)
     wait_ready(page)
-    save(page, "All runs (.zip)", "compare.png")
+    save(page, page.locator("p strong", has_text="Importance"), "compare.png")  # after the first two heatmaps
 
 
-def save(page: Page, end: str, name: str) -> None:
+def save(page: Page, end: Locator, name: str) -> None:
     """Save the page down to an element."""
     page.mouse.move(0, 0)
     height = page.evaluate("document.querySelector('[data-testid=stMain]').scrollHeight")
     page.set_viewport_size({"width": WIDTH, "height": height + 40})
     page.wait_for_timeout(2000)  # charts draw themselves anew at the new size
-    box = page.get_by_text(end).bounding_box()
+    box = end.last.bounding_box()
     assert box is not None
     clip = {"x": 0, "y": 0, "width": WIDTH, "height": box["y"] - 16}
     page.screenshot(path=str(ROOT / "docs" / name), clip=clip)
