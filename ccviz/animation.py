@@ -24,6 +24,7 @@ from ccviz.trace import Trace
 
 ANIMATION_SUFFIXES = (".gif", ".apng", ".mp4", ".html")
 DOTS_PER_INCH = 110
+MOST_PIXELS = 150e6  # of all frames together, which are in memory at one time: longer films are smaller
 MOST_SECONDS = 60.0  # a frame
 
 Picture = npt.NDArray[np.uint8]
@@ -43,7 +44,7 @@ def animation_bytes(
     traces
         A run, or several by their lanes' names; a run with fewer refreshes stands still at its end.
     suffix
-        ".gif", ".apng", ".mp4" (needs the package ``av``), or ".html" for one run.
+        ".gif", ".apng", ".mp4" (needs the package ``av``), or ".html".
     order, style
         As in `export.Look`.
     seconds_per_frame
@@ -65,10 +66,10 @@ def animation_bytes(
     if not named or not all(len(trace.refreshes) for trace in named.values()):
         raise UserError(metrics.NO_REFRESH)
     if suffix.lower() == ".html":
-        if len(named) > 1:
-            raise UserError("An animated page shows one run; for several choose .gif, .apng or .mp4.")
-        (trace,) = named.values()
-        return page_of(f"{trace.strategy}: the cache filling up", [figures.animation(trace, order)]).encode()
+        last = max(max(len(trace.tokens) for trace in named.values()) - 1, 1)
+        titles = dict.fromkeys(named, "") if len(named) == 1 else {name: name for name in named}
+        films = [figures.animation(trace, order, last, titles[name]) for name, trace in named.items()]
+        return page_of(f"{', '.join(named)}: filling up", films).encode()
     writers = {".gif": _gif, ".apng": _apng, ".mp4": _mp4}
     with drawing_in(look):
         return writers[suffix.lower()](list(frames(named, look)), seconds_per_frame)
@@ -78,7 +79,9 @@ def frames(traces: Mapping[str, Trace], look: Look) -> Iterator[Picture]:
     """One picture a refresh, (height, width, 3) bytes: the heatmaps up to it, the rest empty, and its number."""
     figure = draw_heatmap(traces, look.order, replace(style_named(look.style), sentence=False))
     canvas: Any = FigureCanvasAgg(figure)  # its methods carry no annotations
-    figure.set_dpi(DOTS_PER_INCH)
+    count = max(len(trace.refreshes) for trace in traces.values())
+    wide, high = figure.get_size_inches()
+    figure.set_dpi(min(DOTS_PER_INCH, (MOST_PIXELS / (count * wide * high)) ** 0.5))
     canvas.draw()
     figure.set_layout_engine("none")  # what was laid out once stays where it is, or the picture would tremble
     rows = _rows_by_refresh(figure)

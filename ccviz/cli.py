@@ -474,7 +474,7 @@ def _add_animate(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--style", default="screen", metavar="S", help="screen (default), paper or slides")
     parser.add_argument("--seconds-per-frame", type=float, default=0.4, metavar="T", help="default: 0.4")
-    parser.add_argument("--output", required=True, metavar="FILE", help=".gif, .apng, .mp4, or .html for one run")
+    parser.add_argument("--output", required=True, metavar="FILE", help=".gif, .apng, .mp4 or .html")
     parser.set_defaults(command=_animate)
 
 

@@ -604,8 +604,15 @@ def length_edges(table: pd.DataFrame, unit: str, layout: str = "multiples") -> n
 # A film
 
 
-def animation(trace: Trace, order: str = "position") -> go.Figure:
-    """The heatmap filling up row by row, as Plotly frames with Play, Pause and a slider.
+def animation(trace: Trace, order: str = "position", last_position: int | None = None, name: str = "") -> go.Figure:
+    """The heatmap filling up row by row, as Plotly frames with Play, Pause and a slider; made for a white page.
+
+    Parameters
+    ----------
+    order, last_position
+        As in `heatmap`.
+    name
+        What its title begins with.
 
     Raises
     ------
@@ -614,20 +621,21 @@ def animation(trace: Trace, order: str = "position") -> go.Figure:
     """
     if not len(trace.refreshes):
         raise UserError(metrics.NO_REFRESH)
-    figure = heatmap(trace, order)
-    whole = np.array(figure.data[0].z, np.float32)
-    figure.update_traces(customdata=None, hovertemplate=HOVER_PLAIN)
+    figure = heatmap(trace, order, last_position=last_position)
+    rows, slots = figure.data[0].z.shape[0], figure.layout.xaxis.range[1]
     seen = trace.refreshes["tokens_seen"].tolist()
+    head = f"{html.escape(name)}: " if name else ""
+    titles = [f"{head}refresh {row + 1} of {rows}, {tokens:,} tokens seen" for row, tokens in enumerate(seen)]
     frames, steps = [], []
-    for row in range(len(whole)):
-        part = whole.copy()
-        part[row + 1 :] = np.nan
-        title = f"refresh {row + 1} of {len(whole)}, {seen[row]:,} tokens seen"
-        frames.append(go.Frame(data=[go.Heatmap(z=part)], name=str(row), layout={"title": {"text": title}}))
+    for row in range(rows):
+        # A cover over the rows to come: cells are sent once, whatever the number of frames.
+        cover = {"type": "rect", "x0": -0.5, "x1": slots, "y0": row + 0.5, "y1": rows - 0.5, "fillcolor": "#ffffff"}
+        shapes = [*figure.layout.shapes, {**cover, "line": {"width": 0}}]
+        frames.append(go.Frame(name=str(row), layout={"title": {"text": titles[row]}, "shapes": shapes}))
         steps.append({"label": str(row + 1), "method": "animate", "args": [[str(row)], _JUMP]})
     figure.frames = frames
     figure.update_layout(
-        title={"text": f"refresh {len(whole)} of {len(whole)}, {seen[-1]:,} tokens seen", "font": {"size": 14}},
+        title={"text": titles[-1], "font": {"size": 14}},
         height=figure.layout.height + 130,
         margin={"t": 90, "b": 120},
         updatemenus=[
@@ -643,7 +651,7 @@ def animation(trace: Trace, order: str = "position") -> go.Figure:
                 ],
             }
         ],
-        sliders=[{"active": len(whole) - 1, "x": 0.2, "len": 0.8, "y": -0.2, "steps": steps}],
+        sliders=[{"active": rows - 1, "x": 0.2, "len": 0.8, "y": -0.2, "steps": steps}],
     )
     return figure
 

@@ -158,11 +158,11 @@ def test_the_animation_has_a_frame_a_refresh_that_ends_as_the_heatmap(runs: dict
     trace = runs["sliding_window"]
     film = figures.animation(trace, "rank")
     assert len(film.frames) == len(film.layout.sliders[0].steps) == len(trace.refreshes)
-    whole = cells(figures.heatmap(trace, "rank"))
-    for row, frame in enumerate(film.frames):
-        shown = np.array(frame.data[0].z, np.float64)
-        np.testing.assert_array_equal(shown[: row + 1], whole[: row + 1])
-        assert np.isnan(shown[row + 1 :]).all()
+    np.testing.assert_array_equal(cells(film), cells(figures.heatmap(trace, "rank")))
+    for row, (frame, seen) in enumerate(zip(film.frames, trace.refreshes["tokens_seen"], strict=True)):
+        cover = frame.layout.shapes[-1]  # over the rows to come
+        assert (cover.y0, cover.y1) == (row + 0.5, len(trace.refreshes) - 0.5)
+        assert frame.layout.title.text == f"refresh {row + 1} of {len(trace.refreshes)}, {seen} tokens seen"
 
 
 @pytest.mark.parametrize("kind", [kind for kind in FIGURE_KINDS if kind != "overlay"])
@@ -355,16 +355,28 @@ def test_an_apng_and_an_mp4_have_as_many_frames_as_refreshes(runs: dict[str, Tra
         assert float(stream.average_rate or 0) == pytest.approx(2.0)
 
 
+def test_a_long_film_is_made_smaller_and_keeps_its_frames() -> None:
+    from PIL import Image
+
+    trace = ccviz.generate(tiny("llama"), PROMPT, "sliding_window", 20, 1, 90)
+    film = Image.open(io.BytesIO(animation_bytes(trace, ".gif")))
+    assert film.n_frames == len(trace.refreshes) == 149
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("ccviz.animation.MOST_PIXELS", 149 * 100_000)
+        small = Image.open(io.BytesIO(animation_bytes(trace, ".gif")))
+    assert small.n_frames == 149
+    assert small.size[0] * small.size[1] <= 102_000 < film.size[0] * film.size[1]
+
+
 def test_what_cannot_be_animated_is_said(runs: dict[str, Trace]) -> None:
     with pytest.raises(UserError, match=r"\.gif, \.apng, \.mp4, \.html"):
         animation_bytes(runs, ".avi")
-    with pytest.raises(UserError, match="shows one run"):
-        animation_bytes(runs, ".html")
     with pytest.raises(UserError, match=r"from 0\.02 to 60 seconds, not 0"):
         animation_bytes(runs, ".gif", seconds_per_frame=0)
     with pytest.raises(UserError, match="No refresh yet"):
         animation_bytes(ccviz.generate(tiny("llama"), PROMPT, "full", chunk_size=4000, max_new_tokens=2), ".gif")
-    assert b"Plotly.addFrames" in animation_bytes(runs["full"], ".html")
+    assert animation_bytes(runs["full"], ".html").count(b"Plotly.addFrames(") == 1
+    assert animation_bytes(runs, ".html").count(b"Plotly.addFrames(") == 3
     assert ANIMATION_SUFFIXES == (".gif", ".apng", ".mp4", ".html")
 
 

@@ -90,6 +90,12 @@ def _finished(job: Job) -> None:
         return
     if job.state is State.CANCELLED:
         st.info("Cancelled. Below is what there was until then.", icon=":material/stop_circle:")
+    if len({trace.prompt_text for trace in traces.values()}) > 1:
+        st.info(
+            "These runs read different prompts, so the same position holds different words in them: compare how much "
+            "they keep, not which words.",
+            icon=":material/info:",
+        )
     st.markdown("##### Answers")
     answers_view(traces, key="answers")
     _table(traces)
