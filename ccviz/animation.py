@@ -5,7 +5,11 @@ Knows file types and frames; the picture is `drawing`'s heatmap, row by row.
 
 from __future__ import annotations
 
+import bisect
+import functools
 import io
+import operator
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from fractions import Fraction
@@ -42,9 +46,11 @@ def animation_bytes(
     Parameters
     ----------
     traces
-        A run, or several by their lanes' names; a run with fewer refreshes stands still at its end.
+        A run, or several by their lanes' names. They run by the tokens seen, so that lanes of several chunk sizes
+        keep step: a frame at each moment at which any was refreshed. A shorter run stands still at its end.
     suffix
-        ".gif", ".apng", ".mp4" (needs the package ``av``), or ".html".
+        ".gif", ".apng", ".mp4" (needs the package ``av``), or ".html", where several runs stand below
+        one another.
     order, style
         As in `export.Look`.
     seconds_per_frame
@@ -76,42 +82,58 @@ def animation_bytes(
 
 
 def frames(traces: Mapping[str, Trace], look: Look) -> Iterator[Picture]:
-    """One picture a refresh, (height, width, 3) bytes: the heatmaps up to it, the rest empty, and its number."""
+    """One picture a moment, (height, width, 3) bytes: the heatmaps up to it, the rest empty, and its number."""
     figure = draw_heatmap(traces, look.order, replace(style_named(look.style), sentence=False))
     canvas: Any = FigureCanvasAgg(figure)  # its methods carry no annotations
-    count = max(len(trace.refreshes) for trace in traces.values())
     wide, high = figure.get_size_inches()
-    figure.set_dpi(min(DOTS_PER_INCH, (MOST_PIXELS / (count * wide * high)) ** 0.5))
+    figure.set_dpi(min(DOTS_PER_INCH, (MOST_PIXELS / (len(moments(traces)) * wide * high)) ** 0.5))
+    words = figure.suptitle(" ", x=0.99, ha="right", fontsize="medium", weight="bold")  # has a line to itself
     canvas.draw()
-    figure.set_layout_engine("none")  # what was laid out once stays where it is, or the picture would tremble
-    rows = _rows_by_refresh(figure)
-    longest = max(traces.values(), key=lambda trace: len(trace.refreshes))
-    seen = longest.refreshes["tokens_seen"].tolist()
-    words = figure.text(0.995, 0.995, "", ha="right", va="top", fontsize="medium", weight="bold")
-    for mesh in (mesh for part in rows.values() for mesh in part):
-        mesh.set_visible(False)
+    figure.set_layout_engine("none")  # what was laid out once stays where it is
+    rows = _rows_by_frame(figure, traces)
+    seen = moments(traces)
+    what = "refresh" if any(len(trace.refreshes) == len(seen) for trace in traces.values()) else "moment"
+    for artist in (words, *(mesh for part in rows.values() for mesh in part)):
+        artist.set_animated(True)  # left out when the whole is drawn, and added below: only what is new is drawn
+    canvas.draw()
+    so_far = canvas.copy_from_bbox(figure.bbox)
     for at, tokens in enumerate(seen):
+        canvas.restore_region(so_far)
         for mesh in rows.get(at, []):
-            mesh.set_visible(True)
-        words.set_text(f"refresh {at + 1} of {len(seen)}, {tokens:,} tokens seen")
-        canvas.draw()
+            mesh.axes.draw_artist(mesh)
+        so_far = canvas.copy_from_bbox(figure.bbox)
+        words.set_text(f"{what} {at + 1} of {len(seen)}, {tokens:,} tokens seen")
+        figure.draw_artist(words)
         yield np.asarray(canvas.buffer_rgba())[..., :3].copy()
 
 
-def _rows_by_refresh(figure: Any) -> dict[int, list[Any]]:
-    """The drawn rows of all panels by their number; see `drawing.draw_heatmap`."""
+def moments(traces: Mapping[str, Trace]) -> list[int]:
+    """The tokens seen at each frame: at every refresh of a single run, and where any of several was refreshed."""
+    counted = [Counter(trace.refreshes["tokens_seen"].tolist()) for trace in traces.values()]
+    return sorted(functools.reduce(operator.or_, counted).elements())
+
+
+def _rows_by_frame(figure: Any, traces: Mapping[str, Trace]) -> dict[int, list[Any]]:
+    """The drawn rows (see `drawing.draw_heatmap`) that each frame adds."""
+    seen = moments(traces)
+    frame_of = []  # for each panel, of each row
+    for trace in traces.values():
+        own = trace.refreshes["tokens_seen"].tolist()
+        frame_of.append([bisect.bisect_left(seen, tokens) + own[:row].count(tokens) for row, tokens in enumerate(own)])
     rows: dict[int, list[Any]] = {}
-    for axes in figure.axes:
-        for mesh in axes.collections:
-            panel, _, row = str(mesh.get_gid() or "").partition("-row-")
-            if panel and row:
-                rows.setdefault(int(row), []).append(mesh)
+    for mesh in (mesh for axes in figure.axes for mesh in axes.collections):
+        panel, _, row = str(mesh.get_gid() or "").removeprefix("panel-").partition("-row-")
+        if panel and row:
+            rows.setdefault(frame_of[int(panel)][int(row)], []).append(mesh)
     return rows
 
 
 def _gif(pictures: list[Picture], seconds: float) -> bytes:
     # One palette for all: a palette a frame makes colours flicker.
     palette = Image.fromarray(pictures[-1]).quantize(255, method=Image.Quantize.MEDIANCUT)
+    colours = np.array(palette.getpalette(), np.uint8).reshape(-1, 3)
+    colours[colours.min(axis=1) > 240] = 255  # Pillow takes one of several whites, and not always the white one
+    palette.putpalette(colours.tobytes())
     images = [Image.fromarray(picture).quantize(palette=palette, dither=Image.Dither.NONE) for picture in pictures]
     return _together(images, "GIF", duration=round(1000 * seconds), loop=0, optimize=False, disposal=1)
 

@@ -461,10 +461,9 @@ def _lengths(paths: Sequence[str]) -> Any:
     """The lengths in the results of prompt sets, a row an answer."""
     import pandas as pd
 
-    from ccviz.sets import read_results
+    from ccviz.export import read_lengths
 
-    table = pd.concat([read_results(Path(path)) for path in paths], ignore_index=True)
-    return table[table["problem"].fillna("") == ""]
+    return pd.concat([read_lengths(path) for path in paths], ignore_index=True)
 
 
 def _add_animate(parser: argparse.ArgumentParser) -> None:

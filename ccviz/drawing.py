@@ -18,7 +18,9 @@ from matplotlib import font_manager
 from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap, ListedColormap
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
+from matplotlib.ticker import MaxNLocator
 
 from ccviz import metrics
 from ccviz.errors import UserError
@@ -31,8 +33,10 @@ from ccviz.figures import (
     SURVIVAL,
     lane_styles,
     length_edges,
+    overlap_lanes,
     strategies_in,
     strategies_of,
+    with_known_reasons,
 )
 from ccviz.metrics import heatmap_sentence, slot_grid, states_sentence, token_states
 from ccviz.trace import Trace
@@ -290,24 +294,25 @@ def draw_retention(traces: Mapping[str, Trace], by: str, style: Style, width: st
     columns = min(3 if style.widths[width] > 5 else 1, len(groups))
     rows = -(-len(groups) // columns)
     figure = _canvas(style, width, 0.9 + 1.9 * rows)
-    panels = figure.subplots(rows, columns, squeeze=False, sharey=True).ravel()
+    panels = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True).ravel()
     for spare in panels[len(groups) :]:
         spare.remove()
     words = {"frozen": "frozen prefix", "prompt": "prompt", "generated": "answer"}
-    named: set[str] = set()
+    looks = _line_looks(strategies_of({name: traces[name] for name in tables}), style)
     for at, (axes, group) in enumerate(zip(panels, groups, strict=False)):
-        for name, look in _line_looks(strategies_of({name: traces[name] for name in tables}), style).items():
+        for name, look in looks.items():
             part = tables[name][tables[name]["group"] == group]
             if len(part):
-                _line(axes, part["tokens_seen"], part["share"], look, None if name in named else _short(name))
-                named.add(name)
+                _line(axes, part["tokens_seen"], part["share"], look)
         axes.set_title(words.get(group, f"{group} tokens ago"), loc="left")
         axes.set_ylim(-0.03, 1.03)
-        axes.set_xlabel("tokens seen")
+        axes.tick_params(labelbottom=at + columns >= len(groups))  # the panel below may have been left out
+        if at + columns >= len(groups):
+            axes.set_xlabel("tokens seen")
         if at % columns == 0:
             axes.set_ylabel("share still kept")
         _open(axes)
-    _legend(figure, style, width, len(tables))
+    _legend(figure, style, width, looks)
     _foot(figure, style, metrics.retention_sentence(traces, by))
     return figure
 
@@ -331,15 +336,15 @@ def draw_overlap(traces: Mapping[str, Trace], region: str, style: Style, width: 
         ink = "white" if values[row, column] > 0.55 else "black"
         left.text(column + 0.5, row + 0.5, f"{values[row, column]:.2f}", ha="center", va="center", color=ink)
     left.set_title(f"shared after {moment:,} tokens", loc="left")
-    bounded = [name for name, trace in traces.items() if trace.strategy != "full"] or list(traces)
+    reference, others = overlap_lanes(traces)
     for name, look in _line_looks(strategies_of(traces), style).items():
-        if name != bounded[0]:
-            table = metrics.overlap(traces[bounded[0]], traces[name], region)
+        if name in others:
+            table = metrics.overlap(traces[reference], traces[name], region)
             _line(right, table["tokens_seen"], table["jaccard"], look, _short(name))
     right.set_ylim(-0.03, 1.03)
     right.set_xlabel("tokens seen")
     right.set_ylabel("share in common (Jaccard)")
-    right.set_title(f"shared with {_short(bounded[0])}", loc="left", parse_math=False)
+    right.set_title(f"shared with {_short(reference)}", loc="left", parse_math=False)
     right.legend(frameon=False)
     _open(right)
     _foot(figure, style, metrics.overlap_sentence(matrix, moment))
@@ -350,9 +355,10 @@ def draw_fidelity(traces: Mapping[str, Trace], style: Style, width: str = "page"
     """The harm to each prediction of a followed answer: divergence a token, and agreement so far, a line a run."""
     figure = _canvas(style, width, 4.4 if style.widths[width] > 5 else 3.9)
     above, below = figure.subplots(2, 1, sharex=True, height_ratios=[3, 2])
-    for name, look in _line_looks(strategies_of(traces), style).items():
+    looks = _line_looks(strategies_of(traces), style)
+    for name, look in looks.items():
         table = metrics.fidelity(traces[name])
-        _line(above, table["step"] + 1, np.maximum(table["kl"], LEAST_KL), look, _short(name))
+        _line(above, table["step"] + 1, np.maximum(table["kl"], LEAST_KL), look)
         _line(below, table["step"] + 1, table["agrees"].expanding().mean(), look)
     above.set_yscale("log")
     above.yaxis.set_major_formatter(lambda value, _place: f"{value:g}")
@@ -362,14 +368,14 @@ def draw_fidelity(traces: Mapping[str, Trace], style: Style, width: str = "page"
     below.set_xlabel("token of the answer")
     _open(above)
     _open(below)
-    _legend(figure, style, width, len(traces))
+    _legend(figure, style, width, looks)
     _foot(figure, style, metrics.fidelity_sentence(traces))
     return figure
 
 
 def draw_lengths(table: pd.DataFrame, unit: str, layout: str, style: Style, width: str = "page") -> Figure:
     """How long answers are, a histogram a lane with shared bins, stop reasons kept apart (the paper's Figure 3)."""
-    edges = length_edges(table, unit, layout)
+    edges, table = length_edges(table, unit, layout), with_known_reasons(table)
     names = list(dict.fromkeys(table["lane"]))
     colours = lane_styles(strategies_in(table))
     looks = _line_looks(strategies_in(table), style)
@@ -383,6 +389,7 @@ def draw_lengths(table: pd.DataFrame, unit: str, layout: str, style: Style, widt
             axes.stairs(counts, edges, label=_short(name), **look)
         axes.set_xlabel(f"length of the answer, {unit}")
         axes.set_ylabel("answers")
+        axes.yaxis.set_major_locator(MaxNLocator(integer=True))
         axes.legend(frameon=False)
         _open(axes)
     else:
@@ -391,6 +398,7 @@ def draw_lengths(table: pd.DataFrame, unit: str, layout: str, style: Style, widt
             _stacked(axes, table[table["lane"] == name], unit, edges, colours[name][0])
             axes.set_title(_short(name), loc="left", parse_math=False)
             axes.set_ylabel("answers")
+            axes.yaxis.set_major_locator(MaxNLocator(nbins=4, integer=True))
             _open(axes)
         panels[-1].set_xlabel(f"length of the answer, {unit}")
         reasons = [reason for reason in STOP_REASONS if (table["stop_reason"] == reason).any()]
@@ -431,9 +439,11 @@ def _line_looks(strategies: Mapping[str, str], style: Style) -> dict[str, dict[s
     }
 
 
-def _legend(figure: Figure, style: Style, width: str, count: int) -> None:
-    columns = min(count, 3 if style.widths[width] > 5 else 2)
-    figure.legend(loc="outside upper center", ncols=columns, frameon=False)
+def _legend(figure: Figure, style: Style, width: str, looks: Mapping[str, Mapping[str, Any]]) -> None:
+    """A legend of all lanes in their order, whichever panel they are in."""
+    lines = [Line2D([], [], label=_short(name), **look) for name, look in looks.items()]
+    columns = min(len(lines), 4 if style.widths[width] > 5 else 2)
+    figure.legend(handles=lines, loc="outside upper center", ncols=columns, frameon=False)
 
 
 def _open(axes: Axes) -> None:

@@ -297,6 +297,51 @@ def lengths_bytes(
         return _saved(_paper_lengths(table, chosen), suffix)
 
 
+LENGTH_COLUMNS = {"lane": str, "tokens": int, "characters": int, "stop_reason": str}
+
+
+def read_lengths(path: str | Path) -> pd.DataFrame:
+    """The lengths in a file with a JSON object a line, such as a prompt set's ``results.jsonl``, for `lengths_bytes`.
+
+    Returns
+    -------
+    DataFrame
+        lane, tokens, characters, stop_reason; a row an answer. Lines with a problem are left out, a later line on the
+        same item and lane replaces an earlier one, and a last line that a crash has cut off is passed over.
+
+    Raises
+    ------
+    UserError
+        If the file cannot be read, or a line lacks one of these or has another type there.
+    """
+    try:
+        lines = Path(path).read_bytes().splitlines(keepends=True)
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror or error}.") from None
+    rows: dict[Any, dict[str, Any]] = {}
+    for number, line in enumerate(lines, 1):
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError):
+            if number == len(lines) > 1 and not line.endswith(b"\n"):
+                break
+            row = None
+        if isinstance(row, dict) and row.get("problem"):
+            continue
+        if not _is_length(row):
+            columns = ", ".join(LENGTH_COLUMNS)
+            raise UserError(f"line {number} of {path} is not a result: it must be a JSON object with {columns}.")
+        rows[(str(row["item"]), row["lane"]) if "item" in row else number] = row
+    extra = ["strategy"] if rows and all(isinstance(row.get("strategy"), str) for row in rows.values()) else []
+    return pd.DataFrame(rows.values(), columns=[*LENGTH_COLUMNS, *extra])
+
+
+def _is_length(row: object) -> bool:
+    if not isinstance(row, dict) or not all(type(row.get(name)) is kind for name, kind in LENGTH_COLUMNS.items()):
+        return False
+    return bool(row["tokens"] >= 0 and row["characters"] >= 0)
+
+
 def _paper_lengths(table: pd.DataFrame, look: Look) -> Any:
     return drawing.draw_lengths(table, look.unit, look.layout, style_named(look.style), look.width)
 
@@ -345,7 +390,8 @@ def page_of(title: str, shown: list[go.Figure]) -> str:
     parts = []
     for at, figure in enumerate(shown):
         figure.update_layout(template="plotly_white")
-        parts.append(plotly.io.to_html(figure, include_plotlyjs=at == 0, full_html=False, config=_PLOTLY))
+        drawn = plotly.io.to_html(figure, include_plotlyjs=at == 0, full_html=False, config=_PLOTLY, auto_play=False)
+        parts.append(drawn)
         parts.append(
             f"<p style='font: 14px sans-serif; margin: 8px 16px'>{html.escape(figure.layout.meta['summary'])}</p>"
         )

@@ -23,6 +23,7 @@ from ccviz.trace import Trace
 # Blue to red through light grey, readable on white and on black.
 POSITION_COLOURS = ["#3b4cc0", "#6788ee", "#9abbff", "#c9d7f0", "#edd1c2", "#f7a889", "#e26952", "#b40426"]
 TEXT_ON_HOVER_CELLS = 10_000  # above, a string a cell would weigh more than the picture
+MOST_GAPS = 20_000  # cells; a browser draws cells with gaps one by one, six times slower than without
 MOST_COLUMNS = 1_024  # drawn; more slots than that are pooled, which no screen could tell apart
 COLUMN_TITLES = {
     "rank": "slot, best score first",
@@ -128,7 +129,7 @@ def heatmap(
             else HOVER_POOLED,
             hoverongaps=False,
             xgap=1 if slots <= 40 else 0.4 if slots <= 160 else 0,
-            ygap=1 if count <= 80 else 0,
+            ygap=1 if count <= 80 and shown.size <= MOST_GAPS else 0,
             colorbar={**COLOUR_BAR, "tickvals": [0, top], "ticktext": ["position 0", f"{top:,}"]},
         )
     )
@@ -249,7 +250,8 @@ def survival(trace: Trace, last: int | None = None, row_height: int | None = Non
             y=np.arange(rows),
             colorscale=steps,
             showscale=False,
-            hovertemplate="position %{x}, refresh row %{y}<extra></extra>",
+            customdata=_survival_hover(trace, grid) if grid.size <= TEXT_ON_HOVER_CELLS else None,
+            hovertemplate=SURVIVAL_TEXT if grid.size <= TEXT_ON_HOVER_CELLS else SURVIVAL_PLAIN,
         )
     )
     for words, colour in SURVIVAL.items():  # a legend: heatmaps have none of their own
@@ -269,6 +271,21 @@ def survival(trace: Trace, last: int | None = None, row_height: int | None = Non
     figure.update_xaxes(title="position in the text", range=[-0.5, end], showgrid=False, zeroline=False)
     height = heatmap_height(rows) if row_height is None else 104 + row_height * rows
     return _finish(figure, metrics.survival_sentence(trace), height)
+
+
+SURVIVAL_TEXT = "position %{x}%{customdata}<extra></extra>"
+SURVIVAL_PLAIN = "position %{x}, refresh %{y}: %{z}<br>0 not read yet, 1 kept, 2 lost<extra></extra>"
+
+
+def _survival_hover(trace: Trace, grid: npt.NDArray[np.uint8]) -> npt.NDArray[np.object_]:
+    """For each cell the token's text, its state and the tokens seen, as one line."""
+    texts = [html.escape(repr(text)[1:-1], quote=False) for text in trace.tokens["text"]]
+    states = list(SURVIVAL)
+    seen = trace.refreshes["tokens_seen"].tolist()
+    cells = np.empty(grid.shape, dtype=object)
+    for (row, position), state in np.ndenumerate(grid):
+        cells[row, position] = f" “{texts[position]}”<br>{states[state]} when {seen[row]:,} had been seen"
+    return cells
 
 
 def retention(traces: Mapping[str, Trace], by: str = "region") -> go.Figure:
@@ -292,6 +309,7 @@ def retention(traces: Mapping[str, Trace], by: str = "region") -> go.Figure:
     figure = make_subplots(
         rows, columns, subplot_titles=words, shared_yaxes=True, horizontal_spacing=0.03, vertical_spacing=0.3 / rows
     )
+    most = max((int(table["tokens_seen"].max()) for table in tables.values()), default=1)
     for name, (colour, dash) in lane_styles(strategies_of({name: traces[name] for name in tables})).items():
         first = True  # of its lines, which stands for all in the legend
         for at, group in enumerate(groups):
@@ -313,7 +331,7 @@ def retention(traces: Mapping[str, Trace], by: str = "region") -> go.Figure:
             )
             first = False
     figure.update_yaxes(range=[-0.03, 1.03], tickformat=".0%", **_GRID)
-    figure.update_xaxes(title="tokens seen", **_GRID)
+    figure.update_xaxes(title="tokens seen", range=[0, 1.03 * most], **_GRID)
     figure.update_yaxes(title="share still kept", col=1)
     return _finish(figure, metrics.retention_sentence(traces, by), 110 + 240 * rows, True)
 
@@ -415,13 +433,18 @@ def overlap_curve(traces: Mapping[str, Trace], reference: str | None = None, reg
     Parameters
     ----------
     reference
-        A lane's name; by default the first that is bounded.
+        A lane's name; by default the first that is bounded. What a bounded cache shares with the full one says no
+        more than its size, so the full one is drawn only where it is the reference or all there is.
+
+    Raises
+    ------
+    UserError
+        If there is no such lane.
     """
-    bounded = [name for name, trace in traces.items() if trace.strategy != "full"] or list(traces)
-    chosen = bounded[0] if reference is None else reference
+    chosen, others = overlap_lanes(traces, reference)
     figure = go.Figure()
     for name, (colour, dash) in lane_styles(strategies_of(traces)).items():
-        if name == chosen:
+        if name not in others:
             continue
         table = metrics.overlap(traces[chosen], traces[name], region)
         figure.add_scatter(
@@ -436,9 +459,24 @@ def overlap_curve(traces: Mapping[str, Trace], reference: str | None = None, reg
     figure.update_yaxes(title=f"shared with {html.escape(chosen)}", range=[-0.03, 1.03], **_GRID)
     figure.update_xaxes(title="tokens seen", **_GRID)
     moment = _last_moment(traces)
-    row = metrics.overlap_matrix(traces, moment, region).loc[chosen].drop(chosen)
+    row = metrics.overlap_matrix(traces, moment, region).loc[chosen, others]
     ends = ", ".join(f"{name} {value:.2f}" for name, value in row.items())
     return _finish(figure, f"Shared with {chosen} at the end: {ends or 'nothing to compare with'}.", 420)
+
+
+def overlap_lanes(traces: Mapping[str, Trace], reference: str | None = None) -> tuple[str, list[str]]:
+    """The lane that `overlap_curve` compares with, and those that it compares.
+
+    Raises
+    ------
+    UserError
+        If there is no lane, or none of that name.
+    """
+    if not traces or (reference is not None and reference not in traces):
+        raise UserError(f"the reference must be one of {', '.join(traces) or 'the lanes'}, not {reference!r}.")
+    bounded = [name for name, trace in traces.items() if trace.strategy != "full"]
+    chosen = reference or (bounded or list(traces))[0]
+    return chosen, [name for name in bounded if name != chosen] or [name for name in traces if name != chosen]
 
 
 def _last_moment(traces: Mapping[str, Trace]) -> int:
@@ -512,7 +550,7 @@ def lengths(table: pd.DataFrame, unit: str = "tokens", layout: str = "multiples"
     UserError
         If unit or layout is unknown, or there is no answer.
     """
-    edges = length_edges(table, unit, layout)
+    edges, table = length_edges(table, unit, layout), with_known_reasons(table)
     names = list(dict.fromkeys(table["lane"]))
     styles = lane_styles(strategies_in(table))
     if layout == "overlaid":
@@ -582,6 +620,11 @@ STOP_REASONS = {
 LENGTH_BINS = 24
 
 
+def with_known_reasons(table: pd.DataFrame) -> pd.DataFrame:
+    """A table of lengths in which a stop reason that other programs use is "unknown", so that no answer is left out."""
+    return table.assign(stop_reason=table["stop_reason"].where(table["stop_reason"].isin(STOP_REASONS), "unknown"))
+
+
 def length_edges(table: pd.DataFrame, unit: str, layout: str = "multiples") -> npt.NDArray[np.float64]:
     """The borders of the bins that all lanes share, whole numbers apart, (bins + 1,).
 
@@ -605,7 +648,7 @@ def length_edges(table: pd.DataFrame, unit: str, layout: str = "multiples") -> n
 
 
 def animation(trace: Trace, order: str = "position", last_position: int | None = None, name: str = "") -> go.Figure:
-    """The heatmap filling up row by row, as Plotly frames with Play, Pause and a slider; made for a white page.
+    """The heatmap filling up row by row, as Plotly frames with Play, Pause and a slider.
 
     Parameters
     ----------
@@ -622,20 +665,19 @@ def animation(trace: Trace, order: str = "position", last_position: int | None =
     if not len(trace.refreshes):
         raise UserError(metrics.NO_REFRESH)
     figure = heatmap(trace, order, last_position=last_position)
-    rows, slots = figure.data[0].z.shape[0], figure.layout.xaxis.range[1]
+    count, head = len(trace.refreshes), f"{html.escape(name)}: " if name else ""
+    figure.update_traces(customdata=None, hovertemplate=HOVER_PLAIN, y=np.arange(count + 1) - 0.5, ygap=0)
     seen = trace.refreshes["tokens_seen"].tolist()
-    head = f"{html.escape(name)}: " if name else ""
-    titles = [f"{head}refresh {row + 1} of {rows}, {tokens:,} tokens seen" for row, tokens in enumerate(seen)]
     frames, steps = [], []
-    for row in range(rows):
-        # A cover over the rows to come: cells are sent once, whatever the number of frames.
-        cover = {"type": "rect", "x0": -0.5, "x1": slots, "y0": row + 0.5, "y1": rows - 0.5, "fillcolor": "#ffffff"}
-        shapes = [*figure.layout.shapes, {**cover, "line": {"width": 0}}]
-        frames.append(go.Frame(name=str(row), layout={"title": {"text": titles[row]}, "shapes": shapes}))
+    for row in range(count):
+        # The cells are sent once. A frame says where rows begin and end, and those to come have no height yet.
+        edges = np.minimum(np.arange(count + 1), row + 1) - 0.5
+        title = f"{head}refresh {row + 1} of {count}, {seen[row]:,} tokens seen"
+        frames.append(go.Frame(data=[go.Heatmap(y=edges)], name=str(row), layout={"title": {"text": title}}))
         steps.append({"label": str(row + 1), "method": "animate", "args": [[str(row)], _JUMP]})
     figure.frames = frames
     figure.update_layout(
-        title={"text": titles[-1], "font": {"size": 14}},
+        title={"text": f"{head}refresh {count} of {count}, {seen[-1]:,} tokens seen", "font": {"size": 14}},
         height=figure.layout.height + 130,
         margin={"t": 90, "b": 120},
         updatemenus=[
@@ -651,7 +693,7 @@ def animation(trace: Trace, order: str = "position", last_position: int | None =
                 ],
             }
         ],
-        sliders=[{"active": rows - 1, "x": 0.2, "len": 0.8, "y": -0.2, "steps": steps}],
+        sliders=[{"active": count - 1, "x": 0.2, "len": 0.8, "y": -0.2, "steps": steps}],
     )
     return figure
 

@@ -224,6 +224,8 @@ def retention(trace: Trace, by: str) -> pd.DataFrame:
         regions[: int(trace.number("frozen_size"))] = 0
     rows = []
     for at, (refresh, seen) in enumerate(zip(trace.refreshes["refresh"], trace.refreshes["tokens_seen"], strict=True)):
+        if not seen:
+            continue  # another program's first row, before it read anything
         if by == "region":
             groups, names = regions[:seen], list(REGIONS)
         else:

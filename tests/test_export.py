@@ -23,7 +23,7 @@ from ccviz import figures
 from ccviz.drawing import COLUMNS as LINE_WIDTH
 from ccviz.drawing import draw_heatmap, draw_overlay, style_named
 from ccviz.errors import UserError
-from ccviz.export import FIGURE_SUFFIXES, TABLES, figure_bytes, save_figure, save_table, table_bytes
+from ccviz.export import FIGURE_SUFFIXES, TABLES, figure_bytes, read_lengths, save_figure, save_table, table_bytes
 from ccviz.figures import TEXT_ON_HOVER_CELLS
 from ccviz.metrics import ORDERS, heatmap_sentence, slot_grid, states_sentence
 from ccviz.network import LanguageModel
@@ -443,6 +443,57 @@ def test_json_keeps_any_text(hostile: Trace) -> None:
     data = table_bytes(hostile, ".json")
     assert [row["text"] for row in json.loads(data)["tokens"]] == HOSTILE
     assert "日本語".encode() in data
+
+
+def lines(*rows: object) -> str:
+    return "".join(f"{json.dumps(row)}\n" for row in rows)
+
+
+ANSWER = {"lane": "full", "tokens": 3, "characters": 9, "stop_reason": "eos"}
+
+
+def test_lengths_are_read_from_a_file_with_a_line_an_answer(tmp_path: Path) -> None:
+    path = tmp_path / "results.jsonl"
+    path.write_text(lines(ANSWER, ANSWER, {**ANSWER, "lane": "b", "more": [1]}))
+    read = read_lengths(path)
+    assert list(read) == list(ANSWER)
+    assert read.to_dict("records") == [ANSWER, ANSWER, {**ANSWER, "lane": "b"}]
+    path.write_text("")
+    assert list(read_lengths(path)) == list(ANSWER)
+    assert not len(read_lengths(path))
+
+
+def test_of_a_sets_results_the_last_on_an_item_counts_and_problems_and_a_cut_line_do_not(tmp_path: Path) -> None:
+    path = tmp_path / "results.jsonl"
+    done = {**ANSWER, "strategy": "full", "problem": ""}
+    failed = {"item": "c", "lane": "full", "problem": "The prompt is too long."}
+    again = {**done, "item": "a", "tokens": 7}
+    path.write_text(lines({**done, "item": "a"}, {**done, "item": "b"}, failed, again) + '{"item": "d", "la')
+    read = read_lengths(path)
+    assert read["tokens"].tolist() == [7, 3]
+    assert read["strategy"].tolist() == ["full", "full"]
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["{", "[]", "7", "null", "{}", "[" * 5000]
+    + [json.dumps({**ANSWER, key: value}) for key, value in {"tokens": "3", "characters": -1, "lane": None}.items()]
+    + [json.dumps({**ANSWER, "tokens": True}), json.dumps({k: v for k, v in ANSWER.items() if k != "stop_reason"})],
+)
+def test_a_line_that_is_no_answer_is_named(line: str, tmp_path: Path) -> None:
+    path = tmp_path / "results.jsonl"
+    path.write_text(f"{lines(ANSWER)}{line}\n{lines(ANSWER)}")
+    with pytest.raises(UserError) as raised:
+        read_lengths(path)
+    assert "line 2 of" in one_line(raised)
+    assert "lane, tokens, characters, stop_reason" in one_line(raised)
+
+
+def test_lengths_that_cannot_be_read_get_one_sentence(tmp_path: Path) -> None:
+    for path in (tmp_path / "missing.jsonl", tmp_path):
+        with pytest.raises(UserError) as raised:
+            read_lengths(path)
+        assert "cannot be read" in one_line(raised)
 
 
 # Saving, and what is refused

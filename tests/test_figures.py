@@ -19,7 +19,6 @@ from matplotlib.colors import to_rgb
 
 import ccviz
 from ccviz import figures, metrics
-from ccviz.animation import ANIMATION_SUFFIXES, animation_bytes
 from ccviz.drawing import STYLES, draw_heatmap, style_named
 from ccviz.errors import UserError
 from ccviz.export import FIGURE_KINDS, FIGURE_SUFFIXES, figure_bytes, lengths_bytes
@@ -120,7 +119,9 @@ def test_curves_are_the_tables(runs: dict[str, Trace]) -> None:
         table = metrics.retention(runs[part.name], "region")
         np.testing.assert_allclose(np.array(part.y, float), table.loc[table["group"] == group, "share"])
     curve = figures.overlap_curve(runs)
-    assert [part.name for part in curve.data] == ["full", "counter_causal"]  # against the first bounded one
+    assert [part.name for part in curve.data] == ["counter_causal"]  # against the first bounded one
+    shared = metrics.overlap(runs["sliding_window"], runs["counter_causal"])
+    np.testing.assert_allclose(np.array(curve.data[0].y, float), shared["jaccard"])
     matrix = figures.overlap_matrix(runs)
     np.testing.assert_allclose(cells(matrix), metrics.overlap_matrix(runs, 10**6).to_numpy())
 
@@ -157,12 +158,62 @@ def test_a_strategy_looks_the_same_everywhere_and_two_of_one_are_told_apart() ->
 def test_the_animation_has_a_frame_a_refresh_that_ends_as_the_heatmap(runs: dict[str, Trace]) -> None:
     trace = runs["sliding_window"]
     film = figures.animation(trace, "rank")
-    assert len(film.frames) == len(film.layout.sliders[0].steps) == len(trace.refreshes)
+    count = len(trace.refreshes)
+    assert len(film.frames) == len(film.layout.sliders[0].steps) == count
     np.testing.assert_array_equal(cells(film), cells(figures.heatmap(trace, "rank")))
-    for row, (frame, seen) in enumerate(zip(film.frames, trace.refreshes["tokens_seen"], strict=True)):
-        cover = frame.layout.shapes[-1]  # over the rows to come
-        assert (cover.y0, cover.y1) == (row + 0.5, len(trace.refreshes) - 0.5)
-        assert frame.layout.title.text == f"refresh {row + 1} of {len(trace.refreshes)}, {seen} tokens seen"
+    for row, frame in enumerate(film.frames):
+        heights = np.diff(np.array(frame.data[0].y, np.float64))
+        assert heights.tolist() == [1] * (row + 1) + [0] * (count - row - 1)  # rows to come have no height
+        assert frame.data[0].y[0] == -0.5
+        assert frame.layout.title.text == f"refresh {row + 1} of {count}, {8 * (row + 1)} tokens seen"
+    assert len(film.to_json()) < 3 * len(figures.heatmap(trace, "rank").to_json())  # the cells are sent once
+
+
+def test_the_full_cache_is_compared_with_only_where_it_is_asked_for(runs: dict[str, Trace]) -> None:
+    def lines(lanes: list[str], reference: str | None = None) -> list[str]:
+        return [part.name for part in figures.overlap_curve({name: runs[name] for name in lanes}, reference).data]
+
+    assert lines(NAMES, "full") == ["sliding_window", "counter_causal"]
+    assert lines(NAMES, "counter_causal") == ["sliding_window"]
+    assert lines(["full", "counter_causal"]) == ["full"]  # there is nothing else
+    assert lines(["counter_causal"]) == []
+    for lanes in (NAMES, []):
+        with pytest.raises(UserError, match="not 'importance'"):
+            lines(lanes, "importance")
+
+
+def test_hovering_over_the_survival_map_says_text_and_state(runs: dict[str, Trace]) -> None:
+    trace = runs["counter_causal"]
+    texts = ["<b>&"] * len(trace.tokens)
+    drawn = figures.survival(Trace(trace.config, trace.tokens.assign(text=texts), trace.refreshes, trace.entries))
+    grid, states = metrics.survival_grid(trace), ["not read yet", "kept", "lost"]
+    for (row, position), state in np.ndenumerate(grid):
+        said = drawn.data[0].customdata[row, position]
+        assert said == f" “&lt;b&gt;&amp;”<br>{states[state]} when {8 * (row + 1)} had been seen"
+
+
+def test_an_end_that_only_another_program_knows_is_counted_too(answers: pd.DataFrame) -> None:
+    foreign = answers.assign(stop_reason=answers["stop_reason"].replace("eos", "max_tokens"))
+    drawn = figures.lengths(foreign)
+    assert sum(int(np.sum(part.y)) for part in drawn.data) == len(answers)
+    assert {part.name for part in drawn.data} == {"end unknown", "stopped at the length limit"}
+    assert "end unknown" in lengths_bytes(foreign, ".svg").decode()
+
+
+def test_large_grids_have_no_gaps_and_no_text_a_cell(runs: dict[str, Trace]) -> None:
+    trace = runs["full"]
+    refreshes = trace.refreshes.loc[np.arange(24) % len(trace.refreshes)].assign(refresh=range(24))
+    rows = np.repeat(np.arange(24), 3000)
+    columns = {"refresh": rows, "position": np.tile(np.arange(3000), 24), "slot": 0, "score": 0.0, "kept": True}
+    tokens = pd.DataFrame({"position": range(3000), "token_id": 0, "text": "a", "generated": False, "logprob": 0.0})
+    wide = Trace(trace.config, tokens, refreshes, pd.DataFrame({**columns, "protected": ""}))
+    for figure in (figures.heatmap(wide), figures.survival(wide)):
+        drawn = figure.data[0]
+        assert drawn.customdata is None
+        assert not drawn.ygap
+        assert cells(figure).shape == (24, 1000)
+        assert '"z":{"dtype":' in figure.to_json()  # typed bytes, not a number a word
+    assert figures.heatmap(trace).data[0].ygap == 1
 
 
 @pytest.mark.parametrize("kind", [kind for kind in FIGURE_KINDS if kind != "overlay"])
@@ -193,8 +244,11 @@ def test_every_kind_is_written_in_every_type_and_the_same_each_time(
     if suffix in (".svg", ".pdf", ".csv"):
         assert figure_bytes(subject(kind, runs), kind, suffix) == data
     if suffix == ".html":
-        page = re.sub(rb"<script.*?</script>", b"", data, flags=re.DOTALL)
-        assert not re.search(rb"(src|href)\s*=|https?://", page)
+        scripts = re.findall(rb"<script.*?</script>", data, re.DOTALL)
+        bundled = [script for script in scripts if b"plotly.js v" in script]
+        assert len(bundled) == (kind != "overlay")
+        page = data.replace(bundled[0], b"") if bundled else data
+        assert not re.search(rb"(src|href)\s*=|(https?|wss?):|//[a-z]", page)
 
 
 @pytest.mark.parametrize("style", STYLES)
@@ -309,75 +363,6 @@ def test_what_cannot_be_drawn_is_said(
         figure_bytes(runs, kind, suffix, **look)
     with pytest.raises(UserError, match="at least two runs"):
         figure_bytes(runs["full"], "overlap", suffix)
-
-
-# Films
-
-
-def gif_of(runs: dict[str, Trace], **given: Any) -> Any:
-    from PIL import Image
-
-    return Image.open(io.BytesIO(animation_bytes(runs, ".gif", **given)))
-
-
-def test_a_gif_has_as_many_frames_as_refreshes_and_they_differ(runs: dict[str, Trace]) -> None:
-    for given in (runs["sliding_window"], runs):
-        count = max(len(t.refreshes) for t in (given.values() if isinstance(given, dict) else [given]))
-        film = gif_of(given)  # type: ignore[arg-type]
-        assert film.n_frames == count
-        pictures = []
-        for at in range(count):
-            film.seek(at)
-            assert film.info["duration"] == 400
-            pictures.append(film.convert("RGB").tobytes())
-        assert len(set(pictures)) == count
-
-
-def test_frames_that_are_equal_are_not_merged_away() -> None:
-    trace = ccviz.generate(tiny("llama"), PROMPT, "full", chunk_size=8, max_new_tokens=30)
-    still = Trace(trace.config, trace.tokens, trace.refreshes.assign(tokens_seen=8), trace.entries)
-    from PIL import Image
-
-    for suffix in (".gif", ".apng"):
-        film = Image.open(io.BytesIO(animation_bytes(still, suffix)))
-        assert film.n_frames == len(trace.refreshes) > 5
-
-
-def test_an_apng_and_an_mp4_have_as_many_frames_as_refreshes(runs: dict[str, Trace]) -> None:
-    import av
-    from PIL import Image
-
-    count = len(runs["full"].refreshes)
-    assert Image.open(io.BytesIO(animation_bytes(runs, ".apng"))).n_frames == count
-    with av.open(io.BytesIO(animation_bytes(runs, ".mp4", seconds_per_frame=0.5))) as film:
-        stream = film.streams.video[0]
-        assert sum(1 for _ in film.decode(video=0)) == count
-        assert float(stream.average_rate or 0) == pytest.approx(2.0)
-
-
-def test_a_long_film_is_made_smaller_and_keeps_its_frames() -> None:
-    from PIL import Image
-
-    trace = ccviz.generate(tiny("llama"), PROMPT, "sliding_window", 20, 1, 90)
-    film = Image.open(io.BytesIO(animation_bytes(trace, ".gif")))
-    assert film.n_frames == len(trace.refreshes) == 149
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("ccviz.animation.MOST_PIXELS", 149 * 100_000)
-        small = Image.open(io.BytesIO(animation_bytes(trace, ".gif")))
-    assert small.n_frames == 149
-    assert small.size[0] * small.size[1] <= 102_000 < film.size[0] * film.size[1]
-
-
-def test_what_cannot_be_animated_is_said(runs: dict[str, Trace]) -> None:
-    with pytest.raises(UserError, match=r"\.gif, \.apng, \.mp4, \.html"):
-        animation_bytes(runs, ".avi")
-    with pytest.raises(UserError, match=r"from 0\.02 to 60 seconds, not 0"):
-        animation_bytes(runs, ".gif", seconds_per_frame=0)
-    with pytest.raises(UserError, match="No refresh yet"):
-        animation_bytes(ccviz.generate(tiny("llama"), PROMPT, "full", chunk_size=4000, max_new_tokens=2), ".gif")
-    assert animation_bytes(runs["full"], ".html").count(b"Plotly.addFrames(") == 1
-    assert animation_bytes(runs, ".html").count(b"Plotly.addFrames(") == 3
-    assert ANIMATION_SUFFIXES == (".gif", ".apng", ".mp4", ".html")
 
 
 def test_drawing_leaves_matplotlibs_settings_alone(runs: dict[str, Trace]) -> None:

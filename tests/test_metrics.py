@@ -19,11 +19,25 @@ from ccviz.errors import UserError
 from ccviz.metrics import (
     NO_REFRESH,
     ORDERS,
+    comparison,
+    fidelity_sentence,
     heatmap_sentence,
+    lengths_sentence,
+    lifetimes,
+    overlap,
+    overlap_matrix,
+    overlap_sentence,
+    presence,
+    retention,
+    retention_sentence,
     run_summary,
+    scores_sentence,
+    shared_states,
     slot_columns,
     slot_grid,
     states_sentence,
+    survival_grid,
+    survival_sentence,
     survivors,
     token_states,
 )
@@ -36,8 +50,14 @@ Entry = tuple[int, float, bool, str]  # position, score, kept, protected
 NAN = float("nan")
 
 
-def made(rows: Sequence[Sequence[Entry]], seen: Sequence[int], texts: Sequence[str], **config: Any) -> Trace:
-    """A trace by hand: for each refresh its entries and the tokens seen by then."""
+def made(
+    rows: Sequence[Sequence[Entry]],
+    seen: Sequence[int],
+    texts: Sequence[str],
+    prompt: int | None = None,
+    **config: Any,
+) -> Trace:
+    """A trace by hand: for each refresh its entries and the tokens seen by then; an answer after ``prompt`` tokens."""
     flat = [(refresh, slot, *entry) for refresh, row in enumerate(rows) for slot, entry in enumerate(row)]
     kept = [sum(entry[2] for entry in row) for row in rows]
     tables = {
@@ -45,7 +65,7 @@ def made(rows: Sequence[Sequence[Entry]], seen: Sequence[int], texts: Sequence[s
             "position": range(len(texts)),
             "token_id": [0] * len(texts),
             "text": list(texts),
-            "generated": [False] * len(texts),
+            "generated": [prompt is not None and place >= prompt for place in range(len(texts))],
             "logprob": [NAN] * len(texts),
         },
         "refreshes": {
@@ -85,7 +105,8 @@ def histories(draw: st.DrawFn) -> Trace:
             score = draw(st.sampled_from([-1.5, 0.0, 0.25, 2.0, NAN]))
             rows[-1].append((position, score, bool(protected) or draw(st.booleans()), protected))
         cached = [position for position, _, kept, _ in rows[-1] if kept]
-    return made(rows, seen[1:], ["x"] * (seen[-1] + 3))
+    count = seen[-1] + 3
+    return made(rows, seen[1:], ["x"] * count, draw(st.integers(0, count)), frozen_size=draw(st.integers(0, 4)))
 
 
 def make(model: LanguageModel, strategy: str, **given: Any) -> Trace:
@@ -383,3 +404,125 @@ def test_the_summary_of_a_run_that_has_only_begun_divides_by_nothing() -> None:
     summary = run_summary(trace)
     assert (summary["prompt_tokens"], summary["new_tokens"], summary["refreshes"]) == (5, 0, 0)
     assert (summary["tokens_per_second"], summary["refresh_share"], summary["peak_bytes"]) == (0, 0, 0)
+
+
+# Several runs, of any history; `test_comparing` has the same of real ones
+
+
+@settings(max_examples=60, deadline=None)
+@given(trace=histories())
+def test_what_became_of_each_token_follows_from_the_entries_in_any_history(trace: Trace) -> None:
+    kept, there, grid = kept_of(trace), presence(trace), survival_grid(trace)
+    lost: dict[int, int] = {}
+    for row, (refresh, seen) in enumerate(zip(trace.refreshes["refresh"], trace.refreshes["tokens_seen"], strict=True)):
+        for position in range(len(trace.tokens)):
+            lives = position in kept[refresh]
+            assert there[row, position] == lives
+            assert grid[row, position] == (0 if position >= seen else 1 if lives else 2)
+            if position < seen and not lives:
+                lost.setdefault(position, row)
+    lives_of = lifetimes(trace)
+    for column, source in (("evicted_at", "refresh"), ("tokens_seen_at_loss", "tokens_seen")):
+        values = trace.refreshes[source].tolist()
+        expected = [values[lost[position]] if position in lost else -1 for position in range(len(trace.tokens))]
+        assert lives_of[column].tolist() == expected
+
+
+@settings(max_examples=60, deadline=None)
+@given(trace=histories())
+def test_every_token_is_retained_or_not_in_one_group_in_any_history(trace: Trace) -> None:
+    frozen, generated = int(trace.config["frozen_size"]), trace.tokens["generated"].tolist()
+    expected: dict[tuple[int, str], list[int]] = {}
+    for refresh, seen in zip(trace.refreshes["refresh"], trace.refreshes["tokens_seen"], strict=True):
+        for position in range(seen):
+            region = "frozen" if position < frozen else "generated" if generated[position] else "prompt"
+            count = expected.setdefault((refresh, region), [0, 0])
+            count[0] += 1
+            count[1] += position in kept_of(trace)[refresh]
+    table = retention(trace, "region").set_index(["refresh", "group"])
+    assert {key: [row["seen"], row["kept"]] for key, row in table.iterrows()} == expected
+    aged = retention(trace, "age").groupby("refresh")[["seen", "kept"]].sum()
+    assert aged["seen"].tolist() == trace.refreshes["tokens_seen"].tolist()
+    assert aged["kept"].tolist() == trace.refreshes["size_after"].tolist()
+
+
+@settings(max_examples=60, deadline=None)
+@given(a=histories(), b=histories(), at=st.integers(0, 40), region=st.sampled_from(["all", "prompt"]))
+def test_runs_are_compared_by_the_tokens_seen_and_not_by_the_refresh(a: Trace, b: Trace, at: int, region: str) -> None:
+    prompt = min(int((~trace.tokens["generated"]).sum()) for trace in (a, b))
+
+    def held(trace: Trace, moment: int) -> set[int]:
+        rows = zip(trace.refreshes["refresh"], trace.refreshes["tokens_seen"], strict=True)
+        last = [refresh for refresh, seen in rows if seen <= moment][-1:]
+        return {place for place in (kept_of(trace)[last[0]] if last else []) if region == "all" or place < prompt}
+
+    def jaccard(moment: int) -> float:
+        one, other = held(a, moment), held(b, moment)
+        return len(one & other) / len(one | other) if one | other else 1.0
+
+    table = overlap(a, b, region)
+    assert table["tokens_seen"].tolist() == sorted({*a.refreshes["tokens_seen"]} & {*b.refreshes["tokens_seen"]})
+    for row in table.to_dict("records"):
+        one, other = held(a, row["tokens_seen"]), held(b, row["tokens_seen"])
+        assert (row["both"], row["only_a"], row["only_b"]) == (len(one & other), len(one - other), len(other - one))
+        assert row["jaccard"] == pytest.approx(jaccard(row["tokens_seen"]))
+    matrix = overlap_matrix({"a": a, "b": b}, at, region)
+    assert np.diag(matrix).tolist() == [1.0, 1.0]
+    assert matrix.loc["a", "b"] == matrix.loc["b", "a"] == pytest.approx(jaccard(at))
+    if region == "all":
+        states = shared_states(a, b, at)["state"]
+        one, other = held(a, at), held(b, at)
+        for position, state in enumerate(states):
+            where = {(1, 1): "both", (1, 0): "only a", (0, 1): "only b", (0, 0): "neither"}
+            assert state == ("unseen" if position >= at else where[position in one, position in other])
+
+
+def test_a_run_of_another_program_may_say_little_of_itself() -> None:
+    row: list[Entry] = [(0, 1.0, True, ""), (1, 0.5, False, "")]
+    full = made([row], [2], ["ab", "c", "d"], prompt=2)
+    bare = Trace({}, full.tokens, full.refreshes.assign(tokens_seen=0), full.entries.iloc[:0])
+    (said,) = comparison({"a": bare}, None).to_dict("records")
+    assert (said["strategy"], said["new_tokens"], said["characters"], said["stop_reason"]) == ("unknown", 1, 1, "")
+    for column in ("full_bytes", "bytes_share", "departs_at", "mean_kl", "agreement"):
+        assert pd.isna(said[column])
+    assert not len(retention(Trace({}, full.tokens, bare.refreshes.assign(size_after=0), bare.entries), "age"))
+
+
+# Sentences on several runs
+
+
+@pytest.fixture(scope="session")
+def story() -> Trace:
+    """Eight tokens of prompt and four of an answer; 3, 4, 5 and 9 are lost, the first three at the second refresh."""
+    scored = [(place, float(place % 7), place not in (3, 4, 5), "frozen" * (place < 2)) for place in range(8)]
+    later = [(place, float(place % 7), place != 9, "frozen" * (place < 2)) for place in (0, 1, 2, 6, 7, 8, 9, 10)]
+    first = [(place, NAN, True, "frozen" * (place < 2)) for place in range(4)]
+    return made([first, scored, later], [4, 8, 11], list("abcdefghijkl"), prompt=8, frozen_size=2)
+
+
+def test_sentences_count_what_was_lost(story: Trace) -> None:
+    assert survival_sentence(story) == (
+        "Of 11 tokens seen 4 were lost, 1 of them from the answer; half of them by the time 8 had been seen."
+    )
+    assert scores_sentence(story, 0) == "Nothing was scored at this refresh: nothing had to go."
+    assert scores_sentence(story, 1) == "Of 8 entries 5 were kept; the best of those evicted scored 5."
+    assert retention_sentence({"one": story}, "region") == "Share of the prompt still kept at the end: one 50%."
+    assert "of age 0-31 still kept at the end: one 64%" in retention_sentence({"one": story}, "age")
+    nothing = made([], [], ["x"] * 5)
+    assert survival_sentence(nothing) == retention_sentence({"a": nothing}, "age") == NO_REFRESH
+    whole = made([[(0, NAN, True, ""), (1, NAN, True, "")]], [2], ["x"] * 5)
+    assert survival_sentence(whole) == "None of the 2 tokens seen was lost."
+
+
+def test_sentences_name_the_pair_that_shares_most_and_the_means() -> None:
+    matrix = pd.DataFrame([[1, 0.5, 0.2], [0.5, 1, 0.7], [0.2, 0.7, 1]], list("abc"), list("abc"))
+    assert overlap_sentence(matrix, 96) == "After 96 tokens b and c share most (0.70), a and c least (0.20)."
+    assert overlap_sentence(matrix.iloc[:2, :2], 96) == "After 96 tokens a and b share most (0.50)."
+    assert overlap_sentence(matrix.iloc[:1, :1], 96) == "One run alone has nothing to share."
+    run = made([], [], ["x"] * 4, prompt=2)
+    harm = run.tokens.assign(kl=np.float32([NAN, NAN, 0.25, 0.75]), agrees=[False, False, True, False])
+    followed = Trace(run.config, harm, run.refreshes, run.entries)
+    assert fidelity_sentence({"a": followed}) == "Mean divergence from the full cache: a 0.5 nats, 50% agree."
+    rows = [("a", 3, 30, "eos"), ("a", 5, 50, "length"), ("a", 9, 90, "eos"), ("b", 9, 20, "length")]
+    table = pd.DataFrame(rows, columns=["lane", "tokens", "characters", "stop_reason"])
+    assert lengths_sentence(table, "tokens") == "Median tokens: a 5, b 9; 2 of 4 answers stopped at the length limit."
