@@ -148,7 +148,6 @@ MISTAKES: dict[str, tuple[list[str], str]] = {
     "a film in an unknown order": (["animate", "{small}", "--order", "best", "--output", "a.gif"], "'in place'"),
     "a film that is too fast": (["animate", "{small}", "--seconds-per-frame", "0", "--output", "a.gif"], "not 0"),
     "a film in words": (["animate", "{small}", "--seconds-per-frame", "slow", "--output", "a.gif"], "'slow'"),
-    "a page of two runs": (["animate", "{small}", "{large}", "--output", "a.html"], "shows one run"),
     "a film of nothing": (["animate", "no.ccviz", "--output", "a.gif"], "does not exist"),
     "a film in a missing folder": (["animate", "{small}", "--output", "missing/a.gif"], "cannot be written"),
 }
