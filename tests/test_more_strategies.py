@@ -211,7 +211,7 @@ def test_the_example_is_ten_lines_and_runs(tiny_llama: LanguageModel) -> None:
     assert EXAMPLE.read_text().split("import ccviz\n")[1].strip() in (ROOT / "docs" / "strategies.md").read_text()
     name = load_strategy(f"{EXAMPLE}:LoudKeys")
     cls = strategy_class(name)
-    assert (name, cls.title, cls.source) == ("LoudKeys", "Loudkeys", "my_strategy.py")
+    assert (name, cls.title, cls.source) == ("LoudKeys", "LoudKeys", "my_strategy.py")
     assert cls.summary == "Keeps the tokens whose last-layer keys are longest."
     trace = ccviz.generate(tiny_llama, PROMPT, name, cache_size=16, chunk_size=8, max_new_tokens=8)
     first = trace.entries[trace.entries["refresh"] == 2]
@@ -246,13 +246,33 @@ WRONG = {
     "no such file": (None, "Mine", "there is no file"),
     "not Python": ("def (:\n", "Mine", "is not valid Python: .* in line 1"),
     "an error": ("x = 1\ny = 1 / 0\n", "Mine", "failed in line 2: ZeroDivisionError"),
-    "another name": (HEAD + "1\n", "Yours", "has no class Yours; it has Mine"),
-    "no class": ("x = 1\n", "Mine", "has no class Mine; it has no strategies"),
+    "another name": (HEAD + "1\n", "Yours", "has no class Yours of its own; it has Mine"),
+    "no class": ("x = 1\n", "Mine", "has no class Mine of its own; it has no strategies"),
     "not a strategy": ("class Mine: pass\n", "Mine", "not a class derived from ccviz.Strategy"),
     "no method": (
         "import ccviz\nclass Mine(ccviz.Strategy): pass\n",
         "Mine",
         r"needs a method scores\(self, entries\)",
+    ),
+    "an exit": ("import sys\nsys.exit('bye')\n", "Mine", "failed in line 2: SystemExit: bye"),
+    "null bytes": ("x = 1\0\n", "Mine", "is not valid Python"),
+    "a built-in": (
+        "from ccviz.strategies import CounterCausal\n",
+        "CounterCausal",
+        "has no class CounterCausal of its own",
+    ),
+    "a name that is a number": (
+        HEAD.replace("    def", "    name = 3\n    def") + "1\n",
+        "Mine",
+        "letters, digits, _ and -, not 3",
+    ),
+    "a name with a comma": (HEAD.replace("    def", "    name = 'a,b'\n    def") + "1\n", "Mine", "not 'a,b'"),
+    "an option without a default": (
+        "from dataclasses import dataclass\n"
+        + HEAD.replace("class", "@dataclass(frozen=True)\nclass").replace("    def", "    size: int\n    def")
+        + "1\n",
+        "Mine",
+        "the option size of Mine needs a default",
     ),
     "a name that is taken": (
         "import ccviz\nclass Mine(ccviz.Strategy):\n    name = 'full'\n    def scores(self, entries): pass\n",
@@ -302,13 +322,40 @@ def test_what_ones_own_strategy_gets_wrong_is_one_sentence(
 
 
 @pytest.mark.usefixtures("_registry_as_it_was")
-def test_a_file_that_was_edited_is_loaded_anew(tmp_path: Path) -> None:
+def test_a_file_that_was_edited_is_loaded_anew_and_nothing_is_written_beside_it(tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
-    file.write_text(
-        'import ccviz\n@ccviz.register\nclass Mine(ccviz.Strategy):\n    """One."""\n    def scores(self, e): ...\n'
-    )
+    text = 'import ccviz\n@ccviz.register\nclass Mine(ccviz.Strategy):\n    """One."""\n    def scores(self, e): ...\n'
+    file.write_text(text)
     name = load_strategy(f"{file}:Mine")
     assert strategy_class(name).summary == "One."
-    file.write_text(file.read_text().replace("One.", "Two, and longer."))
+    file.write_text(text.replace("One.", "Two."))  # as long as before, and within the same second
     assert load_strategy(f"{file}:Mine") == name
-    assert strategy_class(name).summary == "Two, and longer."
+    assert strategy_class(name).summary == "Two."
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.py"]
+
+
+@pytest.mark.usefixtures("_registry_as_it_was")
+def test_a_file_may_have_options_of_every_kind(tmp_path: Path, tiny_llama: LanguageModel) -> None:
+    (tmp_path / "mine.py").write_text(
+        "from __future__ import annotations\n"
+        "from dataclasses import dataclass, field\n"
+        "from typing import ClassVar\n"
+        "import ccviz\n"
+        "@dataclass(frozen=True)\n"
+        "class Mine(ccviz.Strategy):\n"
+        "    title: ClassVar[str] = 'Mine alone'\n"
+        "    weight: float = field(default=0.5, metadata={'minimum': 0, 'maximum': 1})\n"
+        "    word: str = 'a'\n"
+        "    size: int = 3\n"
+        "    def scores(self, entries):\n"
+        "        return self.weight * entries.cache.positions.float()\n"
+    )
+    name = load_strategy(f"{tmp_path}/mine.py:Mine")
+    assert strategy_class(name).title == "Mine alone"
+    for options in ({}, {"weight": 1}, {"weight": 0.25, "word": "b", "size": 0}):
+        trace = ccviz.generate(tiny_llama, PROMPT, name, 16, 8, 4, options=options)
+        assert trace.config["options"] == {"weight": 0.5, "word": "a", "size": 3, **options}
+    wrong = [({"weight": "x"}, "must be a number"), ({"weight": 2}, "at most 1"), ({"weight": -0.1}, "at least 0")]
+    for options, says in [*wrong, ({"weight": True}, "must be a number"), ({"word": 1}, "must be text")]:
+        with pytest.raises(UserError, match=says):
+            make_strategy(name, options)

@@ -6,6 +6,7 @@ state: what must live from one refresh to the next is the score itself, which su
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import Field, dataclass, fields
@@ -113,13 +114,28 @@ def _check_option(strategy: str, option: Field[Any], value: object) -> None:
     elif isinstance(option.default, bool):
         if not isinstance(value, bool):
             raise UserError(f"{label} must be true or false, not {value!r}.")
+    elif isinstance(option.default, str):
+        if not isinstance(value, str):
+            raise UserError(f"{label} must be text, not {value!r}.")
     elif value is not None or option.default is not None:
-        number = check_whole_number(label, value, option.metadata.get("minimum", 0))
+        number: float
+        if isinstance(option.default, float):
+            number = _check_number(label, value, option.metadata.get("minimum", -math.inf))
+        else:
+            number = check_whole_number(label, value, option.metadata.get("minimum", 0))
         most = option.metadata.get("maximum")
         if most is not None and number > most:
             raise UserError(f"{label} must be at most {most}, not {number}.")
         if option.metadata.get("odd") and number % 2 == 0:
             raise UserError(f"{label} must be an odd number, not {number}.")
+
+
+def _check_number(label: str, value: object, minimum: float) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        raise UserError(f"{label} must be a number, not {value!r}.")
+    if value < minimum:
+        raise UserError(f"{label} must be at least {minimum}, not {value}.")
+    return value
 
 
 def keep_best(scores: Tensor, frozen: int, tail: int, cache_size: int) -> Tensor:

@@ -5,12 +5,14 @@ Knows that a strategy is a dataclass; knows none of them.
 
 from __future__ import annotations
 
-import importlib.util
 import inspect
+import re
+import sys
 import traceback
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import MISSING, fields
 from pathlib import Path
+from types import ModuleType
 from typing import Any, TypeVar
 
 from ccviz.errors import UserError
@@ -30,11 +32,16 @@ def register(strategy: S) -> S:
     Raises
     ------
     UserError
-        If it is not a `Strategy`, or the name is taken.
+        If it is not a `Strategy`, its name is taken or no name, or an option has no default.
     """
     if not (inspect.isclass(strategy) and issubclass(strategy, Strategy)):
         raise UserError(f"{strategy!r} is not a class derived from ccviz.Strategy.")
     _fill_in(strategy)
+    if not (isinstance(strategy.name, str) and re.fullmatch(r"[\w-]+", strategy.name)):
+        raise UserError(f"a strategy's name is made of letters, digits, _ and -, not {strategy.name!r}.")
+    for option in fields(strategy):
+        if option.default is MISSING:
+            raise UserError(f"the option {option.name} of {strategy.name} needs a default value.")
     taken = _registry.get(strategy.name)
     if taken is not None and (taken.__qualname__, taken.loaded_from) != (strategy.__qualname__, strategy.loaded_from):
         raise UserError(f"a strategy named {strategy.name!r} is registered already; choose another name.")
@@ -47,7 +54,7 @@ def _fill_in(strategy: type[Strategy]) -> None:
     if "name" not in own:
         strategy.name = strategy.__name__
     if "title" not in own:
-        strategy.title = strategy.name.replace("_", " ").capitalize()
+        strategy.title = str(strategy.name).replace("_", " ")
     if "summary" not in own:
         words = (own.get("__doc__") or "").strip().splitlines()
         # A dataclass without a docstring is given its signature as one.
@@ -74,42 +81,46 @@ def load_strategy(spec: str) -> str:
     if not path.is_file():
         raise UserError(f"there is no file {path} to load the strategy {name} from.")
     place = str(path.resolve())
-    mine = [key for key, known in _registry.items() if known.loaded_from == place]
-    before = {key: _registry.pop(key) for key in mine}
+    before = dict(_registry)
+    for key in [key for key, known in before.items() if known.loaded_from == place]:
+        del _registry[key]
     try:
         found = _class_in(_module_from(path), name, path)
         found.loaded_from = place
         if _registry.get(vars(found).get("name", name)) is found:  # the file has registered it by itself
             del _registry[found.name]
         return register(found).name
-    except UserError:
+    except BaseException:
+        _registry.clear()
         _registry.update(before)
         raise
 
 
-def _module_from(path: Path) -> Any:
-    found = importlib.util.spec_from_file_location(f"ccviz_user_{path.stem}", path)
-    assert found is not None
-    assert found.loader is not None
-    module = importlib.util.module_from_spec(found)
+def _module_from(path: Path) -> ModuleType:
+    """Run a file from its source, so that an edit counts at once and nothing is written beside it."""
+    module = ModuleType(f"ccviz_user_{path.stem}")
+    module.__file__ = str(path)
+    sys.modules[module.__name__] = module  # dataclasses look up there what annotations mean
     try:
-        found.loader.exec_module(module)
+        exec(compile(path.read_bytes(), str(path), "exec"), vars(module))
     except SyntaxError as error:
-        raise UserError(f"{path} is not valid Python: {error.msg} in line {error.lineno}.") from None
+        where = f" in line {error.lineno}" if error.lineno else ""
+        raise UserError(f"{path} is not valid Python: {error.msg}{where}.") from None
     except UserError:
         raise
-    except Exception as error:
-        line = traceback.extract_tb(error.__traceback__)[-1].lineno
-        raise UserError(f"{path} failed in line {line}: {type(error).__name__}: {error}.") from error
+    except (Exception, SystemExit) as error:
+        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
+        where = f" in line {lines[-1]}" if lines else ""
+        raise UserError(f"{path} failed{where}: {type(error).__name__}: {error}.") from error
     return module
 
 
-def _class_in(module: Any, name: str, path: Path) -> type[Strategy]:
+def _class_in(module: ModuleType, name: str, path: Path) -> type[Strategy]:
     found = getattr(module, name, None)
-    if not inspect.isclass(found):
+    if not inspect.isclass(found) or found.__module__ != module.__name__:
         there = [key for key, value in vars(module).items() if _is_own_strategy(value, module)]
         has = f"it has {', '.join(there)}" if there else "it has no strategies"
-        raise UserError(f"{path} has no class {name}; {has}.")
+        raise UserError(f"{path} has no class {name} of its own; {has}.")
     if not issubclass(found, Strategy):
         raise UserError(f"{name} in {path} is not a class derived from ccviz.Strategy.")
     if inspect.isabstract(found):
@@ -117,7 +128,7 @@ def _class_in(module: Any, name: str, path: Path) -> type[Strategy]:
     return found
 
 
-def _is_own_strategy(value: object, module: Any) -> bool:
+def _is_own_strategy(value: object, module: ModuleType) -> bool:
     return inspect.isclass(value) and issubclass(value, Strategy) and value.__module__ == module.__name__
 
 

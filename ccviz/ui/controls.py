@@ -184,13 +184,18 @@ def _options(strategy: str) -> dict[str, Any]:
 
 def _option(strategy: str, option: Any) -> Any:
     label = option.name.replace("_", " ")
-    shared = {"key": f"{strategy}.{option.name}", "help": option.metadata["help"], "bind": "query-params"}
+    shared = {"key": f"{strategy}.{option.name}", "help": option.metadata.get("help"), "bind": "query-params"}
     choices = option.metadata.get("choices")
     if choices is not None:
         return st.selectbox(label, choices, **shared)
     if isinstance(option.default, bool):
         return st.toggle(label, value=option.default, **shared)
-    least, most = option.metadata.get("minimum", 0), option.metadata.get("maximum")
+    if isinstance(option.default, str):
+        return st.text_input(label, value=option.default, **shared)
+    least, most = option.metadata.get("minimum"), option.metadata.get("maximum")
+    if isinstance(option.default, float):
+        return st.number_input(label, value=option.default, min_value=least, max_value=most, **shared)
+    least = 0 if least is None else least
     return st.number_input(
         label, value=option.default, min_value=least, max_value=most, step=1, placeholder="automatic", **shared
     )
