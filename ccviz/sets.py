@@ -307,9 +307,13 @@ class PromptSet:
 
     def requests(self, item: Item) -> dict[str, Request]:
         """The requests of one prompt, a lane each."""
-        own = {} if item.system is None else {"system": item.system}
         return {
-            name: replace(lane, prompt=item.prompt, label=f"{self.title}: {item.id}", **own)  # type: ignore[arg-type]
+            name: replace(
+                lane,
+                prompt=item.prompt,
+                label=f"{self.title}: {item.id}",
+                system=lane.system if item.system is None else item.system,
+            )
             for name, lane in self.lanes.items()
         }
 
