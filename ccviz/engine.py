@@ -416,7 +416,9 @@ def _scores(strategy: Strategy, entries: Entries) -> Tensor:
     except Exception as error:
         if not strategy.loaded_from:
             raise
-        line = traceback.extract_tb(error.__traceback__)[-1]
+        frames = traceback.extract_tb(error.__traceback__)
+        theirs = [frame for frame in frames if frame.filename == strategy.loaded_from]
+        line = (theirs or frames)[-1]  # in their file rather than in a library it called
         raise UserError(
             f"the strategy {strategy.name} failed in line {line.lineno} of {line.filename}: "
             f"{type(error).__name__}: {error}."

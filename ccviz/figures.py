@@ -41,7 +41,6 @@ STRATEGY_COLOURS = {  # Okabe and Ito's, told apart by the colour-blind, and das
 }
 MORE_COLOURS = ["#0072b2", "#8c6d31", "#7f3c8d", "#3d8b8b", "#a8323e", "#5b7f1c", "#4b4b9d"]
 DASHES = ["solid", "dash", "dot", "dashdot", "longdash", "longdashdot"]
-SYMBOLS = ["circle", "square", "diamond", "cross", "triangle-up", "x", "star"]
 
 
 def lane_styles(strategies: Mapping[str, str]) -> dict[str, tuple[str, str]]:

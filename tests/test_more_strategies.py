@@ -307,6 +307,7 @@ def test_what_is_no_place_of_a_strategy_is_said(spec: str) -> None:
     [
         ("None", "must return one score for each of the 24 entries.* not NoneType"),
         ("torch.zeros(3)", r"shape \(24,\), not a tensor of shape \(3,\)"),
+        ("entries.cache.keys(99)", "the strategy Mine failed in line 5 of .*mine.py: IndexError"),
         ("entries.nothing", "the strategy Mine failed in line 5 of .*mine.py: AttributeError"),
     ],
 )

@@ -102,14 +102,16 @@ def _module_from(path: Path) -> ModuleType:
     module.__file__ = str(path)
     sys.modules[module.__name__] = module  # dataclasses look up there what annotations mean
     try:
-        exec(compile(path.read_bytes(), str(path), "exec"), vars(module))
+        exec(compile(path.read_bytes(), str(path.resolve()), "exec"), vars(module))
     except SyntaxError as error:
         where = f" in line {error.lineno}" if error.lineno else ""
         raise UserError(f"{path} is not valid Python: {error.msg}{where}.") from None
     except UserError:
         raise
     except (Exception, SystemExit) as error:
-        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
+        lines = [
+            frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path.resolve())
+        ]
         where = f" in line {lines[-1]}" if lines else ""
         raise UserError(f"{path} failed{where}: {type(error).__name__}: {error}.") from error
     return module

@@ -22,7 +22,7 @@ from ccviz.trace import Trace
 from ccviz.ui.answers import answers_view
 from ccviz.ui.page import lane_title, plain, show_problem
 from ccviz.ui.results import ORDER_TITLES, sample_of
-from ccviz.ui.status import job_status
+from ccviz.ui.status import job_head
 from ccviz.ui.text_view import shared_view
 
 LIVE_SECONDS = 1.0  # between two looks at a run that goes on: several pictures take a browser longer than one
@@ -65,12 +65,7 @@ def _live(runner: Runner, job: Job) -> None:
     if job.ended:
         st.rerun()
     with st.container(border=True):
-        status, button = st.columns([5, 1], vertical_alignment="center")
-        with status:
-            job_status(runner, job)
-        button.button(
-            "Cancel", key="cancel", on_click=runner.cancel, args=(job,), icon=":material/stop_circle:", width="stretch"
-        )
+        job_head(runner, job)
     traces = job.traces()
     if traces:
         answers_view(traces, key="live_answers")
@@ -82,7 +77,6 @@ def _finished(job: Job) -> None:
     traces = job.traces()
     if job.state is State.FAILED:
         show_problem(job.message)
-    if job.state is State.FAILED:
         traces = {name: trace for name, trace in traces.items() if trace.tokens["generated"].any()}
     if not traces:
         if job.state is State.CANCELLED:

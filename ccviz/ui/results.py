@@ -15,7 +15,7 @@ from ccviz.metrics import NO_REFRESH, ORDERS, heatmap_sentence, run_summary, sta
 from ccviz.prompts import Sample, load_sample, sample_names
 from ccviz.trace import Trace
 from ccviz.ui.page import plain, show_problem
-from ccviz.ui.status import POLL_SECONDS, job_status
+from ccviz.ui.status import POLL_SECONDS, job_head
 from ccviz.ui.text_view import text_view
 
 ORDER_TITLES = {"rank": "by score rank", "position": "by position", "in place": "in place"}
@@ -46,12 +46,7 @@ def _live(runner: Runner, job: Job) -> None:
     if job.ended:
         st.rerun()
     with st.container(border=True):
-        status, button = st.columns([5, 1], vertical_alignment="center")
-        with status:
-            job_status(runner, job)
-        button.button(
-            "Cancel", key="cancel", on_click=runner.cancel, args=(job,), icon=":material/stop_circle:", width="stretch"
-        )
+        job_head(runner, job)
         trace = job.trace()
         text = trace.text if trace is not None else ""
         st.caption("Answer so far")

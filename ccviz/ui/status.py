@@ -35,6 +35,16 @@ def _wait_for_model(job: Job) -> None:
     st.progress(0.5 if job.state is State.LOADING else 0.0)
 
 
+def job_head(runner: Runner, job: Job) -> None:
+    """Draw how far a run is, and the button that stops it."""
+    status, button = st.columns([5, 1], vertical_alignment="center")
+    with status:
+        job_status(runner, job)
+    button.button(
+        "Cancel", key="cancel", on_click=runner.cancel, args=(job,), icon=":material/stop_circle:", width="stretch"
+    )
+
+
 def job_status(runner: Runner, job: Job) -> None:
     """Draw how far a run is, in a bar and words."""
     progress = job.progress()
