@@ -34,9 +34,9 @@ def main() -> None:
         full = strategy == "full"
         budgets = controls.choose_budgets(full)
         details = controls.choose_details()
-        observe = controls.choose_recordings(with_harm=False)["observe"]
+        recordings = controls.choose_recordings(with_harm=False)
         page.end()
-    plan = _Plan(model, budgets, details, full, observe)
+    plan = _Plan(model, budgets, details, full, recordings)
     _say(plan, full)
     with st.container(horizontal=True):
         asked = st.button("Run", type="primary", icon=":material/play_arrow:", key="run_button")
@@ -61,7 +61,7 @@ class _Plan:
         budgets: dict[str, Any],
         details: dict[str, Any],
         full: bool,
-        observe: bool,
+        recordings: dict[str, bool],
     ) -> None:
         self.model, self.budgets, self.details, self.full = model, budgets, details, full
         self.prompt = str(st.session_state.get("prompt") or "")
@@ -72,7 +72,7 @@ class _Plan:
             if model is not None and self.prompt.strip():
                 encoded = encode_prompt(model.tokenizer, self.prompt, details["chat"], details["system"])
                 self.prompt_size, self.system_size = len(encoded.token_ids), encoded.system_size
-            self.settings = controls.make_settings(budgets, details, self.system_size, full, observe)
+            self.settings = controls.make_settings(budgets, details, self.system_size, full, recordings)
         except UserError as error:
             self.problem = str(error)
 

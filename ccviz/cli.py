@@ -101,6 +101,7 @@ def _add_settings(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, default=0, metavar="N")
     parser.add_argument("--logprobs", action="store_true", help="record the log-probability of every token")
     parser.add_argument("--observe", action="store_true", help="record counter-causal surprise under any strategy")
+    parser.add_argument("--explain", action="store_true", help="record what the future expected instead of each token")
     parser.add_argument("--model", default="smollm2-135m", metavar="M", help="built-in name, hub id or folder")
     parser.add_argument("--device", default="auto", metavar="D", help="auto, cuda, mps or cpu")
     parser.add_argument("--dtype", default="auto", metavar="D", help="auto, float32, bfloat16 or float16")
@@ -214,6 +215,7 @@ def _request(given: argparse.Namespace, sample: Sample | None, text: str, cache_
         seed=given.seed,
         logprobs=given.logprobs,
         observe=given.observe,
+        explain=given.explain,
     )
     return Request(
         prompt=text,

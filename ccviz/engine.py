@@ -21,7 +21,7 @@ from torch import Tensor
 
 from ccviz.cache import BoundedCache
 from ccviz.errors import UserError
-from ccviz.events import Done, Event, PromptFed, Refreshed, TokenGenerated
+from ccviz.events import Done, Event, Expected, PromptFed, Refreshed, TokenGenerated
 from ccviz.network import LanguageModel
 from ccviz.settings import Settings, check_run
 from ccviz.strategies import CounterCausal, Entries, Strategy, keep_best
@@ -29,6 +29,7 @@ from ccviz.transfer import Mark, fetch
 
 PROMPT_SLICE = {"cpu": 64}  # tokens of the prompt between two looks at the cancel flag
 PROMPT_SLICE_ACCELERATOR = 1024
+EXPECTED_TOKENS = 5  # what the future expected in an entry's place: how many of the likeliest are told
 
 
 def stream(
@@ -107,9 +108,35 @@ class _Record:
     scores: Tensor | None
     slots: Tensor | None
     surprise: Tensor | None
+    explained: list[Tensor]  # nothing, or as `_Explainer.told`
     scoring: tuple[Mark, Mark]
     evicting: tuple[Mark, Mark]
     sharing: int  # lanes whose eviction was one operation
+
+
+class _Explainer:
+    """Gathers what a counter-causal pass over some entries expects in the place of each."""
+
+    def __init__(self, entries: Entries) -> None:
+        self.model, self.token_ids = entries.model, entries.cache.token_ids
+        self.done = 0
+        self.blocks: list[tuple[Tensor, Tensor, Tensor]] = []
+
+    def __call__(self, hidden: Tensor) -> None:
+        own = self.token_ids[self.done : self.done + hidden.shape[0]]
+        self.blocks.append(self.model.expectations(hidden, own, EXPECTED_TOKENS))
+        self.done += hidden.shape[0]
+
+    def told(self, unpredicted: int) -> list[Tensor]:
+        """Nothing if no pass was made, else flat: probabilities (n,), token ids (n * 5,), their chances (n * 5,).
+
+        The newest ``unpredicted`` entries, which see themselves, get NaN and -1.
+        """
+        if not self.blocks:
+            return []
+        own, ids, chances = (torch.cat(part) for part in zip(*self.blocks, strict=True))
+        own[-unpredicted:], ids[-unpredicted:], chances[-unpredicted:] = torch.nan, -1, torch.nan
+        return [own, ids.flatten(), chances.flatten()]
 
 
 class _Reference:
@@ -278,20 +305,22 @@ class _Batch:
         scored = []
         for row, lane in enumerate(self.lanes):
             lane.previous = _padded(lane.previous, n)
-            surprise = self.observed(lane, row) if self.settings.observe else None
+            surprise, explained = self.observed(self.entries(lane, row)) if self.settings.observe else (None, [])
             begin = self.mark()
             scores = slots = None
             if evict or (self.evicts and lane.strategy.scores_every_refresh):
-                scores = _scores(lane.strategy, self.entries(lane, row)).float().to(self.model.device)
+                entries, explainer = self.explaining(self.entries(lane, row))
+                scores = _scores(lane.strategy, entries).float().to(self.model.device)
+                explained = explainer.told(lane.strategy.protects_last) or explained
                 slots = keep_best(scores, self.head(lane), self.tail(lane), budget) if evict else None
                 lane.previous = scores if slots is None else scores[slots]
-            scored.append((lane, scores, slots, surprise, (begin, self.mark())))
+            scored.append((lane, scores, slots, surprise, explained, (begin, self.mark())))
         begin = self.mark()
         if evict:
             self.part()
-            self.cache.keep(torch.stack([slots for _, _, slots, _, _ in scored if slots is not None]))
+            self.cache.keep(torch.stack([slots for _, _, slots, *_ in scored if slots is not None]))
         evicting = (begin, self.mark())
-        for lane, scores, slots, surprise, scoring in scored:
+        for lane, scores, slots, surprise, explained, scoring in scored:
             event = {
                 "lane": lane.name,
                 "refresh": lane.refreshes,
@@ -302,14 +331,25 @@ class _Batch:
                 "cache_bytes": self.cache.bytes // self.rows,
             }
             lane.refreshes += 1
-            self.pending.append(_Record(lane, event, scores, slots, surprise, scoring, evicting, len(scored)))
+            self.pending.append(
+                _Record(lane, event, scores, slots, surprise, explained, scoring, evicting, len(scored))
+            )
 
-    def observed(self, lane: _Lane, row: int) -> Tensor:
-        """The counter-causal surprise of a lane's entries, (n,); NaN for those that no later entry can predict."""
+    def observed(self, entries: Entries) -> tuple[Tensor, list[Tensor]]:
+        """The counter-causal surprise of a lane's entries, (n,), and what was expected instead, as `_Explainer.told`.
+
+        NaN for those that no later entry can predict.
+        """
         watcher = CounterCausal()
-        surprise = watcher.scores(self.entries(lane, row)).float().to(self.model.device)
+        entries, explainer = self.explaining(entries)
+        surprise = watcher.scores(entries).float().to(self.model.device)
         surprise[-watcher.protects_last :] = torch.nan
-        return surprise
+        return surprise, explainer.told(watcher.protects_last)
+
+    def explaining(self, entries: Entries) -> tuple[Entries, _Explainer]:
+        """The same entries, with a listener for counter-causal passes where the run is to be explained."""
+        explainer = _Explainer(entries)
+        return (replace(entries, explain=explainer) if self.settings.explain else entries), explainer
 
     def part(self) -> None:
         """Give every lane a row of its own."""
@@ -359,7 +399,9 @@ class _Batch:
     def land(self, first: list[Tensor]) -> tuple[list[npt.NDArray[Any]], list[Refreshed]]:
         """Bring ``first`` and all pending records to the host in one transfer."""
         records, self.pending = self.pending, []
-        parts = [part for record in records for part in (record.slots, record.scores, record.surprise)]
+        parts = [
+            part for record in records for part in (record.slots, record.scores, record.surprise, *record.explained)
+        ]
         waiting = [part for part in parts if part is not None]
         arrays = iter(fetch([*first, *waiting]))
         fetched = [next(arrays) for _ in first]
@@ -368,7 +410,8 @@ class _Batch:
             slots = None if record.slots is None else next(arrays)
             scores = None if record.scores is None else next(arrays)
             surprise = None if record.surprise is None else next(arrays)
-            told.append(self.told(record, slots, scores, surprise))
+            explained = [next(arrays) for _ in record.explained]
+            told.append(self.told(record, slots, scores, surprise, explained))
         return fetched, told
 
     def told(
@@ -377,6 +420,7 @@ class _Batch:
         slots: npt.NDArray[Any] | None,
         scores: npt.NDArray[Any] | None,
         surprise: npt.NDArray[Any] | None,
+        explained: list[npt.NDArray[Any]],
     ) -> Refreshed:
         lane, n = record.lane, record.event["size_before"]
         kept = np.ones(n, bool)
@@ -400,6 +444,7 @@ class _Batch:
             protected=protected,
             seconds=seconds,
             surprise=surprise,
+            expected=_expected(*explained) if explained else None,
             **record.event,
         )
 
@@ -430,6 +475,13 @@ def _scores(strategy: Strategy, entries: Entries) -> Tensor:
             f"shape ({entries.size},), not {given}."
         )
     return scores
+
+
+def _expected(
+    probability: npt.NDArray[np.float32], token_ids: npt.NDArray[np.int32], chances: npt.NDArray[np.float32]
+) -> Expected:
+    shape = len(probability), -1
+    return Expected(probability, token_ids.reshape(shape), chances.reshape(shape))
 
 
 def _slice_size(model: LanguageModel) -> int:

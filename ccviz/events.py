@@ -26,6 +26,15 @@ class PromptFed:
 
 
 @dataclass(frozen=True)
+class Expected:
+    """What the future expected in each entry's place at one refresh; NaN and -1 where nothing later could say."""
+
+    probability: npt.NDArray[np.float32]  # (n,) of the entry's own token
+    token_ids: npt.NDArray[np.int32]  # (n, 5) the likeliest tokens, likeliest first
+    chances: npt.NDArray[np.float32]  # (n, 5) their probabilities
+
+
+@dataclass(frozen=True)
 class Refreshed:
     """One lane's cache was scored and, where it was over its budget, evicted from."""
 
@@ -42,6 +51,7 @@ class Refreshed:
     kept: npt.NDArray[np.bool_]  # (n,)
     protected: npt.NDArray[np.str_]  # (n,) of "", "frozen", "sink", "recent", "last"
     surprise: npt.NDArray[np.float32] | None = None  # (n,) counter-causal score, where it was asked for
+    expected: Expected | None = None  # where it was asked for and a counter-causal pass was made
 
 
 @dataclass(frozen=True)

@@ -284,6 +284,24 @@ class LanguageModel:
         ]
         return torch.cat(blocks)
 
+    def expectations(self, hidden: Tensor, token_ids: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
+        """What each row expects: hidden (n, hidden size), token_ids (n,).
+
+        Returns
+        -------
+        tuple of Tensor
+            The probability of the row's own token (n,); the ``count`` most likely tokens (n, count) int64, likeliest
+            first; and their probabilities (n, count). Made `VOCABULARY_ROWS` rows at a time.
+        """
+        own, ids, chances = [], [], []
+        for rows, tokens in zip(hidden.split(VOCABULARY_ROWS), token_ids.split(VOCABULARY_ROWS), strict=True):
+            likely = self.logits(rows).softmax(-1)
+            own.append(likely.gather(-1, tokens[:, None].to(rows.device)).squeeze(-1))
+            best = likely.topk(count, dim=-1)
+            ids.append(best.indices)
+            chances.append(best.values)
+        return torch.cat(own), torch.cat(ids), torch.cat(chances)
+
     def _scaled(self, logits: Tensor) -> Tensor:
         config = self.config
         if getattr(config, "logits_scaling", None):

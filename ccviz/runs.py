@@ -286,6 +286,7 @@ def generate(
     logprobs: bool = False,
     system: str | None = None,
     observe: bool = False,
+    explain: bool = False,
     follow: Trace | None = None,
 ) -> Trace:
     """Run a prompt under a bounded cache and return what was remembered and what was lost.
@@ -319,6 +320,11 @@ def generate(
     observe
         Also record the counter-causal surprise of every entry at every refresh, whatever the strategy (``surprise`` in
         `Trace.entries`).
+    explain
+        Also record what the future expected in the place of every entry, at every refresh with a counter-causal pass:
+        the probability of the entry's own token and the five likeliest tokens (``probability``, ``expected_1`` to
+        ``expected_5`` and ``chance_1`` to ``chance_5`` in `Trace.entries`). Needs a counter-causal strategy, or
+        ``observe``.
     follow
         A trace of the same prompt, usually one of the full cache: its answer is fed to the model instead of the run's
         own choices, and how far the bounded cache moves each prediction is recorded (``kl`` and ``agrees`` in
@@ -343,6 +349,7 @@ def generate(
         seed=seed,
         logprobs=logprobs,
         observe=observe,
+        explain=explain,
     )
     request = Request(prompt, settings, strategy, dict(options or {}), chat, system)
     return _traces(Run(model, {strategy: request}, follow))[strategy]
@@ -364,6 +371,7 @@ def compare(
     logprobs: bool = False,
     system: str | None = None,
     observe: bool = False,
+    explain: bool = False,
     follow: Trace | str | None = None,
 ) -> dict[str, Trace]:
     """Run one prompt under several strategies at once, as rows of one batch.
@@ -407,6 +415,7 @@ def compare(
         seed=seed,
         logprobs=logprobs,
         observe=observe,
+        explain=explain,
     )
     request = Request(prompt, settings, chat=chat, system=system)
     return _traces(Run(model, lane_requests(request, strategies, sizes, options), follow))

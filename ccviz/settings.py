@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from ccviz.errors import UserError, check_whole_number
 from ccviz.network import LanguageModel
-from ccviz.strategies import Strategy
+from ccviz.strategies import CounterCausal, Strategy
 
 REFRESH_MODES = ("chunked", "prefill_end", "both")
 
@@ -37,6 +37,9 @@ class Settings:
         Also record the log-probability of every token.
     observe
         Also record, at every refresh and whatever the strategy, the counter-causal surprise of every entry.
+    explain
+        Also record, at every refresh with a counter-causal pass (the strategy's own, or that of ``observe``), what the
+        future expected in the place of every entry.
     """
 
     cache_size: int
@@ -48,6 +51,7 @@ class Settings:
     seed: int = 0
     logprobs: bool = False
     observe: bool = False
+    explain: bool = False
 
     def __post_init__(self) -> None:
         check_whole_number("cache_size (J)", self.cache_size, 2)
@@ -104,3 +108,10 @@ def check_run(model: LanguageModel, prompt_size: int, strategies: Sequence[Strat
     for strategy in strategies:
         if strategy.evicts:
             strategy.check_budget(settings.cache_size, settings.frozen_size)
+    explains = settings.observe or any(isinstance(strategy, CounterCausal) for strategy in strategies)
+    if settings.explain and not explains:
+        raise UserError(
+            "explain records what a counter-causal pass expected, and "
+            f"{' and '.join(strategy.name for strategy in strategies)} makes none: choose a counter-causal strategy, "
+            "or set observe too."
+        )

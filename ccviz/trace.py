@@ -22,8 +22,8 @@ import pandas as pd
 import pyarrow.parquet
 
 from ccviz.errors import UserError
-from ccviz.events import Done, Event, PromptFed, Refreshed, TokenGenerated
-from ccviz.tokens import TokenTexts
+from ccviz.events import Done, Event, Expected, PromptFed, Refreshed, TokenGenerated
+from ccviz.tokens import TokenTexts, decode
 
 SCHEMA_VERSION: Final = 1
 SUFFIX: Final = ".ccviz"
@@ -52,11 +52,18 @@ COLUMNS: Final[dict[str, dict[str, str]]] = {
     },
 }
 
+EXPECTED_PLACES: Final = (1, 2, 3, 4, 5)  # of the tokens that the future expected in an entry's place
+
 # Columns that are there only when they were asked for.
 OPTIONAL_COLUMNS: Final[dict[str, dict[str, str]]] = {
     "tokens": {"kl": "float32", "agrees": "bool"},
     "refreshes": {},
-    "entries": {"surprise": "float32"},
+    "entries": {
+        "surprise": "float32",
+        "probability": "float32",
+        **{f"expected_{place}": "str" for place in EXPECTED_PLACES},
+        **{f"chance_{place}": "float32" for place in EXPECTED_PLACES},
+    },
 }
 
 
@@ -75,9 +82,10 @@ class Trace:
     refreshes
         One row a refresh: refresh, tokens_seen, phase, size_before, size_after, seconds, cache_bytes.
     entries
-        One row an entry a refresh, evicted ones included: refresh, position, slot, score, kept, protected, and in an
-        observed run surprise. Empty for the full cache, whose entries are all positions seen, unless it was observed;
-        `all_entries` fills them in.
+        One row an entry a refresh, evicted ones included: refresh, position, slot, score, kept, protected, in an
+        observed run surprise, and in an explained one probability, expected_1 to expected_5 and chance_1 to chance_5.
+        Empty for the full cache, whose entries are all positions seen, unless it was observed; `all_entries` fills
+        them in.
     """
 
     config: dict[str, Any]
@@ -321,13 +329,15 @@ class Recorder:
 
     def __init__(self, config: dict[str, Any], prompt_ids: Sequence[int], tokenizer: Any) -> None:
         self.config = dict(config)
-        self.observes = bool(config.get("observe"))
+        self.observes, self.explains = bool(config.get("observe")), bool(config.get("explain"))
         self.records_entries = config.get("strategy") != "full" or self.observes
         self.prompt_size = len(prompt_ids)
         self._ids = list(prompt_ids)
         self._logprobs = [np.nan] * len(prompt_ids)
         self._harm: list[tuple[float, bool]] = []  # kl and agreement of each token of a followed answer
         self._texts = TokenTexts(tokenizer)
+        self._tokenizer = tokenizer
+        self._expected_texts = {-1: ""}
         self._texts.push(prompt_ids)
         self.tokens_seen = 0
         self.refreshed: list[Refreshed] = []
@@ -389,13 +399,41 @@ class Recorder:
         columns = COLUMNS["refreshes"]
         rows = [[getattr(event, name) for name in columns] for event in refreshed]
         refreshes = pd.DataFrame(rows, columns=list(columns))
-        entries = pd.DataFrame(_entry_columns(refreshed if self.records_entries else [], self.observes))
+        recorded = refreshed if self.records_entries else []
+        columns_of_entries = _entry_columns(recorded, self.observes)
+        if self.explains and any(event.expected is not None for event in refreshed):
+            columns_of_entries |= self._expectations(recorded)
+        entries = pd.DataFrame(columns_of_entries)
         return Trace(
             json.loads(json.dumps(config)),
             _typed("tokens", pd.DataFrame(columns_of_tokens)),
             _typed("refreshes", refreshes),
             _typed("entries", entries),
         )
+
+    def _expectations(self, refreshed: list[Refreshed]) -> dict[str, Any]:
+        """The columns that say what the future expected in each entry's place."""
+        nothing = {
+            event.size_before: Expected(
+                np.full(event.size_before, np.nan, np.float32),
+                np.full((event.size_before, len(EXPECTED_PLACES)), -1, np.int32),
+                np.full((event.size_before, len(EXPECTED_PLACES)), np.nan, np.float32),
+            )
+            for event in refreshed
+            if event.expected is None
+        }
+        told = [event.expected or nothing[event.size_before] for event in refreshed]
+        token_ids = np.concatenate([one.token_ids for one in told])
+        chances = np.concatenate([one.chances for one in told])
+        for token in np.setdiff1d(token_ids, list(self._expected_texts)).tolist():
+            self._expected_texts[token] = decode(self._tokenizer, [token])
+        texts, places = np.unique(token_ids, return_inverse=True)
+        words = np.array([self._expected_texts[token] for token in texts.tolist()], dtype=object)[places]
+        columns: dict[str, Any] = {"probability": np.concatenate([one.probability for one in told])}
+        for at, place in enumerate(EXPECTED_PLACES):
+            columns[f"expected_{place}"] = words[:, at]
+            columns[f"chance_{place}"] = chances[:, at]
+        return columns
 
 
 def _entry_columns(refreshed: list[Refreshed], observes: bool) -> dict[str, Any]:

@@ -40,6 +40,9 @@ class Entries:
         (n,) float32: each entry's score at the refresh before, NaN where it had none.
     checkpoint
         Call it between blocks of long work; it raises when the run was cancelled.
+    explain
+        Where a run is to be explained, a counter-causal pass hands it the hidden states of each block of rows, in
+        order, (rows, hidden size).
     """
 
     cache: CacheRow
@@ -49,6 +52,7 @@ class Entries:
     frozen_size: int
     previous: Tensor
     checkpoint: Callable[[], None] = lambda: None
+    explain: Callable[[Tensor], None] | None = None
 
     @property
     def size(self) -> int:

@@ -65,6 +65,8 @@ class CounterCausal(Strategy):
             entries.checkpoint()
             stop = min(start + ROW_BLOCK, entries.size)
             hidden = self.counter_causal_rows(entries, start, stop)[0]
+            if entries.explain is not None:
+                entries.explain(hidden)
             blocks.append(self._surprise(entries, hidden, entries.cache.token_ids[start:stop]))
         return torch.cat(blocks).to(entries.cache.positions.device)
 

@@ -7,6 +7,7 @@ by the engine; the sentences are its own.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
@@ -302,7 +303,7 @@ def choose_details() -> dict[str, Any]:
 
 
 def choose_recordings(with_harm: bool) -> dict[str, bool]:
-    """Draw what may be recorded besides; returns "observe" and "follow"."""
+    """Draw what may be recorded besides; returns "observe", "explain" and "follow"."""
     with st.expander("Record besides"):
         follow = with_harm and st.toggle(
             "Harm to predictions",
@@ -318,7 +319,14 @@ def choose_recordings(with_harm: bool) -> dict[str, bool]:
             help="At every refresh, whatever the strategy, record how surprising each token is to what came after it. "
             "Takes a pass of the model at each refresh.",
         )
-    return {"observe": bool(observe), "follow": bool(follow)}
+        explain = st.toggle(
+            "What the future expected",
+            key="explain",
+            bind="query-params",
+            help="Under a counter-causal strategy, or together with the surprise above: for every token at every such "
+            "refresh, how likely what came after makes it, and the five tokens it makes likeliest in its place.",
+        )
+    return {"observe": bool(observe), "explain": bool(explain), "follow": bool(follow)}
 
 
 def read_sizes(text: object) -> list[int]:
@@ -344,7 +352,11 @@ def freezes_system(budgets: dict[str, Any]) -> bool:
 
 
 def make_settings(
-    budgets: dict[str, Any], details: dict[str, Any], system_size: int, full: bool, observe: bool = False
+    budgets: dict[str, Any],
+    details: dict[str, Any],
+    system_size: int,
+    full: bool,
+    recordings: Mapping[str, bool] | None = None,
 ) -> Settings:
     """The checked settings; ``system_size`` is what "system" comes to, 0 while no model is there to say.
 
@@ -369,5 +381,6 @@ def make_settings(
         refresh_mode=details["refresh_mode"],
         temperature=details["temperature"],
         seed=details["seed"],
-        observe=observe,
+        observe=bool(recordings and recordings["observe"]),
+        explain=bool(recordings and recordings["explain"]),
     )

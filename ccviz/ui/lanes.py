@@ -76,7 +76,7 @@ class Choices:
 
     def _settings(self, size: int, system_size: int) -> Settings:
         budgets = {**self.budgets, "cache_size": size}
-        return controls.make_settings(budgets, self.details, system_size, False, self.recordings["observe"])
+        return controls.make_settings(budgets, self.details, system_size, False, self.recordings)
 
 
 def choose_lanes(spec: ModelSpec) -> Choices:
