@@ -15,7 +15,7 @@ from ccviz.runs import Request
 from ccviz.settings import Settings
 from ccviz.tokens import check_text, encode_prompt
 from ccviz.trace import Trace
-from ccviz.ui import controls, page
+from ccviz.ui import controls, page, server
 from ccviz.ui.results import show_job
 from ccviz.ui.status import model_status
 
@@ -23,7 +23,7 @@ from ccviz.ui.status import model_status
 def main() -> None:
     """Draw the page."""
     page.begin("Explore")
-    runner = page.runner()
+    runner = server.runner()
     st.markdown("## Explore one run")
     sample = controls.choose_prompt()
     with st.sidebar:

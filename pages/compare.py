@@ -13,7 +13,7 @@ from ccviz.runs import Request
 from ccviz.strategies import make_strategy
 from ccviz.tokens import check_text
 from ccviz.trace import Trace
-from ccviz.ui import controls, page
+from ccviz.ui import controls, page, server
 from ccviz.ui.comparison import show_comparison
 from ccviz.ui.lanes import Choices, choose_lanes
 from ccviz.ui.status import model_status
@@ -22,7 +22,7 @@ from ccviz.ui.status import model_status
 def main() -> None:
     """Draw the page."""
     page.begin("Compare")
-    runner = page.runner()
+    runner = server.runner()
     st.markdown("## Compare strategies")
     sample = controls.choose_prompt()
     with st.sidebar:

@@ -7,7 +7,7 @@ import streamlit as st
 from ccviz.errors import UserError
 from ccviz.jobs import Runner
 from ccviz.sets import Item, PromptSet, SetRun, items_of_files, items_of_lines, known_sets, new_folder, read_items
-from ccviz.ui import controls, page
+from ccviz.ui import controls, page, server
 from ccviz.ui.lanes import Choices, choose_lanes
 from ccviz.ui.page import plain
 from ccviz.ui.set_view import show_set
@@ -20,7 +20,7 @@ EXAMPLE = "What is the capital of Portugal?\nName three rivers.\nWrite a sentenc
 def main() -> None:
     """Draw the page."""
     page.begin("Prompt sets")
-    runner = page.runner()
+    runner = server.runner()
     st.markdown("## Prompt sets")
     st.caption(
         "Many prompts under several strategies: how long the answers get, how often they are right, what it costs."
@@ -35,7 +35,7 @@ def main() -> None:
     if chosen is None:
         _new_set(runner, choices)
     else:
-        show_set(runner, page.set_runs(), chosen)
+        show_set(runner, server.set_runs(), chosen)
     with place_of_status:
         model_status(runner, spec, model)
 
@@ -133,7 +133,7 @@ def _start(runner: Runner, choices: Choices, title: str, items: list[Item]) -> N
     except UserError as error:
         page.show_problem(str(error))
         return
-    page.set_runs()[folder.name] = SetRun(runner, made)
+    server.set_runs()[folder.name] = SetRun(runner, made)
     st.session_state["next_set"] = folder.name
     st.rerun()
 

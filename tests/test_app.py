@@ -16,7 +16,7 @@ from ccviz.network import LanguageModel
 from ccviz.prompts import Sample, load_sample, sample_names
 from ccviz.settings import Settings
 from ccviz.tokens import encode_prompt
-from ccviz.ui import page
+from ccviz.ui import server
 
 ROOT = Path(__file__).parent.parent
 PATIENCE = 600.0  # seconds; the first load may have to fetch and convert the model
@@ -29,15 +29,15 @@ pytestmark = [pytest.mark.model, pytest.mark.slow, pytest.mark.timeout(900)]
 @pytest.fixture(scope="module", autouse=True)
 def own_runner() -> Iterator[None]:
     """A runner of these tests' own, let go with its model when they are over."""
-    page.runner.clear()
+    server.runner.clear()
     yield
-    page.runner.clear()
+    server.runner.clear()
 
 
 @pytest.fixture(scope="module")
 def model() -> LanguageModel:
     """The app's own model, loaded by the app's own runner."""
-    runner = page.runner()
+    runner = server.runner()
     assert runner.prepare(FLOAT32).wait(PATIENCE)
     loaded = runner.model(FLOAT32)
     assert loaded is not None
@@ -119,11 +119,11 @@ def problems(at: AppTest) -> list[str]:
 
 
 def test_run_pressed_before_the_model_is_loaded_still_freezes_the_system_part() -> None:
-    page.runner.clear()  # no model yet, as on a server that has just started
+    server.runner.clear()  # no model yet, as on a server that has just started
     at = finish(explore(new="4"))
-    trace = page.runner().get(run_id(at)).trace()  # type: ignore[union-attr]
+    trace = server.runner().get(run_id(at)).trace()  # type: ignore[union-attr]
     sample = load_sample("1-recall-a-fact")
-    loaded = page.runner().model(FLOAT32)
+    loaded = server.runner().model(FLOAT32)
     assert loaded is not None
     wanted = encode_prompt(loaded.tokenizer, sample.text, True, sample.system).system_size
     assert trace.config["frozen_size"] == wanted
@@ -205,7 +205,7 @@ def loaded_while_drawn(model: LanguageModel, monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.usefixtures("loaded_while_drawn")
 def test_settings_of_an_address_survive_a_model_that_is_ready_while_the_page_is_drawn() -> None:
-    page.runner.clear()
+    server.runner.clear()
     at = explore(sample="Patient letters")
     assert numbers(at) == budgets(load_sample(LETTERS))
     assert at.text_input(key="frozen").value == "system"
@@ -269,7 +269,7 @@ def test_every_strategy_runs_through_the_page(strategy: str) -> None:
     at = planned(explore(new="4"))
     no_exception(at.selectbox(key="strategy").set_value(strategy).run())
     finish(at)
-    trace = page.runner().get(run_id(at)).trace()  # type: ignore[union-attr]
+    trace = server.runner().get(run_id(at)).trace()  # type: ignore[union-attr]
     assert trace.strategy == strategy
     assert at.text[0].value == trace.text
     assert at.get("plotly_chart")
@@ -331,7 +331,7 @@ def test_two_visitors_share_one_runner() -> None:
     no_exception(other.run())
     assert has_ended(other)
     assert other.text[0].value == one.text[0].value
-    job = page.runner().get(run_id(one))
+    job = server.runner().get(run_id(one))
     assert job is not None
     assert job.state is State.DONE
 

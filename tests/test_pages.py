@@ -18,7 +18,7 @@ from ccviz.runs import Request, lane_requests
 from ccviz.sets import PromptSet, items_of_lines, known_sets, sets_folder
 from ccviz.settings import Settings
 from ccviz.tokens import encode_prompt
-from ccviz.ui import comparison, page
+from ccviz.ui import comparison, server
 from ccviz.ui.comparison import comparison_table
 
 ROOT = Path(__file__).parent.parent
@@ -32,11 +32,11 @@ pytestmark = [pytest.mark.model, pytest.mark.slow, pytest.mark.timeout(900)]
 @pytest.fixture(scope="module", autouse=True)
 def own_runner() -> Iterator[None]:
     """A runner of these tests' own, let go with its model when they are over."""
-    page.runner.clear()
-    page.set_runs.clear()
+    server.runner.clear()
+    server.set_runs.clear()
     yield
-    page.runner.clear()
-    page.set_runs.clear()
+    server.runner.clear()
+    server.set_runs.clear()
 
 
 @pytest.fixture(autouse=True)
@@ -46,7 +46,7 @@ def own_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def model() -> LanguageModel:
-    runner = page.runner()
+    runner = server.runner()
     assert runner.prepare(FLOAT32).wait(PATIENCE)
     loaded = runner.model(FLOAT32)
     assert loaded is not None
@@ -70,7 +70,7 @@ def compared(at: AppTest) -> Job:
     """Press Run all and wait for the end."""
     no_exception(at.button(key="run_all").click().run())
     poll(at, lambda now: any(element.value == "##### Answers" for element in now.markdown))
-    job = page.runner().get(one(at, "comparison"))
+    job = server.runner().get(one(at, "comparison"))
     assert job is not None
     return job
 
@@ -182,7 +182,7 @@ def test_explore_records_surprise_when_asked() -> None:
     no_exception(at.button(key="run_button").click().run())
     poll(at, lambda now: any(element.value == "##### Answer" for element in now.markdown))
     assert [expander.label for expander in at.expander if expander.label == "Surprise at this refresh"]
-    job = page.runner().get(one(at, "run"))
+    job = server.runner().get(one(at, "run"))
     assert job is not None
     trace = job.trace()
     assert trace is not None
@@ -255,7 +255,7 @@ def test_a_set_is_run_and_its_answers_are_there_on_another_visit(model: Language
     assert numbers["prompts"].tolist() == [3, 3]
     assert len(at.get("plotly_chart")) == 1
 
-    page.set_runs.clear()  # as after a restart
+    server.set_runs.clear()  # as after a restart
     again = finished(sets_page(set=folder.name))
     assert again.dataframe[-1].value["text"].tolist() == results["text"].tolist()
 
@@ -272,7 +272,7 @@ def test_an_interrupted_set_says_where_it_is_and_resumes() -> None:
     assert made.pending() == []
     lines = (folder / "results.jsonl").read_bytes().splitlines(keepends=True)
     (folder / "results.jsonl").write_bytes(b"".join(lines[:3]) + lines[3][:10])
-    page.set_runs.clear()
+    server.set_runs.clear()
     at = sets_page(set="three-lines")
     assert any("**1** of 3 prompts are done." in element.value for element in at.markdown)
     no_exception(at.button(key="resume").click().run())
@@ -288,7 +288,7 @@ def test_one_prompt_of_a_set_opens_in_compare() -> None:
     finished(at)
     no_exception(at.selectbox(key="set_item").set_value("2").run())
     no_exception(at.button(key="open_item").click().run())
-    job = page.runner().get(str(at.session_state["comparison"]))
+    job = server.runner().get(str(at.session_state["comparison"]))
     assert job is not None
     traces = job.traces()
     assert list(traces) == ["full", "importance"]

@@ -9,8 +9,8 @@ import streamlit as st
 
 from ccviz.metrics import first_divergence
 from ccviz.trace import Trace
-from ccviz.ui.page import asset, lane_title
-from ccviz.ui.results import sample_of
+from ccviz.ui.page import asset
+from ccviz.ui.results import lane_title, sample_of
 
 ENDS = {"eos": "ended by itself", "length": "stopped at the length limit", "cancelled": "cancelled", "": "going on"}
 

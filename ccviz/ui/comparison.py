@@ -20,8 +20,8 @@ from ccviz.jobs import Job, Runner, State
 from ccviz.metrics import NO_REFRESH, ORDERS, comparison, shared_states
 from ccviz.trace import Trace
 from ccviz.ui.answers import answers_view
-from ccviz.ui.page import lane_title, plain, show_problem
-from ccviz.ui.results import ORDER_TITLES, sample_of
+from ccviz.ui.page import plain, show_problem
+from ccviz.ui.results import ORDER_TITLES, lane_title, sample_of
 from ccviz.ui.status import job_head
 from ccviz.ui.text_view import shared_view
 

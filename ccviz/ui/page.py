@@ -1,4 +1,4 @@
-"""What every page begins with: its title, the links between pages, and the one runner of the server."""
+"""What every page begins and ends with, and what all of them draw with. Imports nothing heavy: no torch, no plotly."""
 
 from __future__ import annotations
 
@@ -7,9 +7,6 @@ from pathlib import Path
 
 import streamlit as st
 
-from ccviz.jobs import Runner
-from ccviz.sets import SetRun
-from ccviz.strategies import strategy_class, strategy_names
 from ccviz.version import __version__
 
 PAGES = {
@@ -36,28 +33,9 @@ def end() -> None:
         st.caption(f"ccviz {__version__} · method: [arXiv 2607.27600](https://arxiv.org/abs/2607.27600)")
 
 
-@st.cache_resource(max_entries=1, show_spinner=False)
-def runner() -> Runner:
-    """The server's runner: it holds the one loaded model and all runs, whichever page or browser began them."""
-    return Runner()
-
-
-@st.cache_resource(max_entries=1, show_spinner=False)
-def set_runs() -> dict[str, SetRun]:
-    """The prompt sets that this server works through, or has, by the name of their folder."""
-    return {}
-
-
 def plain(text: str) -> str:
     """Text for those of Streamlit's elements that read Markdown, with everything they would read escaped."""
     return re.sub(r"([!-/:-@\[-`{-~])", r"\\\1", text)
-
-
-def lane_title(name: str) -> str:
-    """What people read for a lane's name: "heavy_hitter J=64" is "Heavy hitter · J = 64"."""
-    strategy, _, rest = name.partition(" ")
-    title = strategy_class(strategy).title if strategy in strategy_names() else strategy
-    return f"{title} · {rest.replace('=', ' = ')}" if rest else title
 
 
 def show_problem(sentence: str) -> None:

@@ -13,6 +13,7 @@ from ccviz.export import FIGURE_SUFFIXES, figure_bytes, table_bytes
 from ccviz.jobs import Job, Runner, State
 from ccviz.metrics import NO_REFRESH, ORDERS, heatmap_sentence, run_summary, states_sentence, token_states
 from ccviz.prompts import Sample, load_sample, sample_names
+from ccviz.strategies import strategy_class, strategy_names
 from ccviz.trace import Trace
 from ccviz.ui.page import plain, show_problem
 from ccviz.ui.status import POLL_SECONDS, job_head
@@ -105,6 +106,13 @@ def _answer(trace: Trace) -> None:
         parts.append(f"cache at most {numbers['peak_entries']} entries, {numbers['peak_bytes'] / 1e6:.1f} MB allocated")
         parts.append(ended.get(trace.stop_reason, plain(trace.stop_reason)))
         st.caption(" · ".join(parts))
+
+
+def lane_title(name: str) -> str:
+    """What people read for a lane's name: "heavy_hitter J=64" is "Heavy hitter · J = 64"."""
+    strategy, _, rest = name.partition(" ")
+    title = strategy_class(strategy).title if strategy in strategy_names() else strategy
+    return f"{title} · {rest.replace('=', ' = ')}" if rest else title
 
 
 def sample_of(trace: Trace) -> Sample | None:

@@ -13,7 +13,8 @@ from ccviz.export import FIGURE_SUFFIXES, lengths_bytes
 from ccviz.jobs import Runner
 from ccviz.sets import PromptSet, SetRun
 from ccviz.trace import Trace
-from ccviz.ui.page import lane_title, plain, show_problem
+from ccviz.ui.page import plain, show_problem
+from ccviz.ui.results import lane_title
 from ccviz.ui.status import duration
 
 LIVE_SECONDS = 1.5
