@@ -23,11 +23,11 @@ from matplotlib.patches import Patch, Rectangle
 from matplotlib.ticker import MaxNLocator
 
 from ccviz import metrics
+from ccviz.colours import BLUE_RED
 from ccviz.errors import UserError
 from ccviz.figures import (
     COLUMN_TITLES,
     LEAST_KL,
-    POSITION_COLOURS,
     SHARED_COLOURS,
     STOP_REASONS,
     SURVIVAL,
@@ -41,7 +41,7 @@ from ccviz.figures import (
 from ccviz.metrics import heatmap_sentence, slot_grid, states_sentence, token_states
 from ccviz.trace import Trace
 
-POSITION_MAP = LinearSegmentedColormap.from_list("ccviz-position", POSITION_COLOURS)
+POSITION_MAP = LinearSegmentedColormap.from_list("ccviz-position", BLUE_RED)
 SHARED_MAP = LinearSegmentedColormap.from_list("ccviz-shared", SHARED_COLOURS)
 SCORE_RGB = (0.93, 0.55, 0.08)  # the overlay's orange; how much of it shows says how high the score ranks
 COLUMNS = 92  # characters a line of the overlay

@@ -16,12 +16,11 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from ccviz import metrics
+from ccviz.colours import BLUE_RED
 from ccviz.errors import UserError
 from ccviz.metrics import heatmap_sentence, slot_columns, slot_grid
 from ccviz.trace import Trace
 
-# Blue to red through light grey, readable on white and on black.
-POSITION_COLOURS = ["#3b4cc0", "#6788ee", "#9abbff", "#c9d7f0", "#edd1c2", "#f7a889", "#e26952", "#b40426"]
 TEXT_ON_HOVER_CELLS = 10_000  # above, a string a cell would weigh more than the picture
 MOST_GAPS = 20_000  # cells; a browser draws cells with gaps one by one, six times slower than without
 MOST_COLUMNS = 1_024  # drawn; more slots than that are pooled, which no screen could tell apart
@@ -117,7 +116,7 @@ def heatmap(
             z=shown,
             zmin=0,
             zmax=top,
-            colorscale=POSITION_COLOURS,
+            colorscale=BLUE_RED,
             x0=step // 2,
             dx=step,
             customdata=_hover(trace, order, grid.shape) if step == 1 else None,

@@ -20,6 +20,7 @@ from PIL import Image
 from test_metrics import NAN, PROMPT, Entry, made, make
 
 from ccviz import figures
+from ccviz.colours import BLUE_RED
 from ccviz.drawing import COLUMNS as LINE_WIDTH
 from ccviz.drawing import draw_heatmap, draw_overlay, style_named
 from ccviz.errors import UserError
@@ -110,7 +111,7 @@ def test_one_scale_can_be_given_to_several_runs(trace: Trace, tiny_llama: Langua
     shared = [figures.heatmap(run, last_position=59).data[0] for run in (trace, other)]
     assert [(drawn.zmin, drawn.zmax) for drawn in shared] == [(0, 59), (0, 59)]
     assert shared[0].colorscale == shared[1].colorscale
-    assert [colour for _, colour in shared[0].colorscale] == figures.POSITION_COLOURS
+    assert [colour for _, colour in shared[0].colorscale] == BLUE_RED
 
 
 def test_the_hover_says_text_and_score_of_the_entry_in_that_cell(trace: Trace) -> None:

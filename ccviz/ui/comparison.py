@@ -6,6 +6,8 @@ import io
 import re
 import zipfile
 from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pandas as pd
@@ -21,14 +23,15 @@ from ccviz.metrics import NO_REFRESH, ORDERS, comparison, shared_states
 from ccviz.trace import Trace
 from ccviz.ui.answers import answers_view
 from ccviz.ui.page import plain, show_problem
+from ccviz.ui.player import View, player
 from ccviz.ui.results import ORDER_TITLES, lane_title, sample_of
 from ccviz.ui.status import job_head
 from ccviz.ui.text_view import shared_view
 
 LIVE_SECONDS = 1.0  # between two looks at a run that goes on: several pictures take a browser longer than one
-HEATMAP_PIXELS = 360  # that the rows of the longest heatmap share
 LOOKS = {
     "caches": "What each cache held",
+    "step": "Step through two",
     "overlap": "Who keeps what",
     "loss": "When it was lost",
     "harm": "Harm to predictions",
@@ -70,7 +73,7 @@ def _live(runner: Runner, job: Job) -> None:
     if traces:
         answers_view(traces, key="live_answers")
         if any(len(trace.refreshes) for trace in traces.values()):
-            _heatmaps(traces, st.session_state.get("compare_order") or "position", key="live")
+            _small_players(traces, job.id, st.session_state.get("compare_order") or "position")
 
 
 def _finished(job: Job) -> None:
@@ -94,7 +97,7 @@ def _finished(job: Job) -> None:
     answers_view(traces, key="answers")
     _table(traces)
     if any(len(trace.refreshes) for trace in traces.values()):
-        _looks(traces)
+        _looks(traces, job.id)
     else:
         st.info(f"{NO_REFRESH} Choose a smaller chunk size h to see one.")
     _downloads(traces)
@@ -157,8 +160,8 @@ def _table(traces: Mapping[str, Trace]) -> None:
 
 
 @st.fragment
-def _looks(traces: Mapping[str, Trace]) -> None:
-    there = ["caches", "overlap", "loss"] if len(traces) > 1 else ["caches", "loss"]
+def _looks(traces: Mapping[str, Trace], job_id: str) -> None:
+    there = ["caches", "step", "overlap", "loss"] if len(traces) > 1 else ["caches", "loss"]
     there += ["harm"] if any("kl" in trace.tokens for trace in traces.values()) else []
     there += ["surprise"] if _observed(traces) else []
     look = st.segmented_control(
@@ -173,7 +176,8 @@ def _looks(traces: Mapping[str, Trace]) -> None:
     )
     with st.container(border=True):
         draw: dict[str, Callable[[Mapping[str, Trace]], None]] = {
-            "caches": _caches,
+            "caches": partial(_caches, job_id=job_id),
+            "step": partial(_step, job_id=job_id),
             "overlap": _overlap,
             "loss": _loss,
             "harm": _harm,
@@ -182,7 +186,8 @@ def _looks(traces: Mapping[str, Trace]) -> None:
         draw[look](traces)
 
 
-def _caches(traces: Mapping[str, Trace]) -> None:
+def _caches(traces: Mapping[str, Trace], job_id: str) -> None:
+    """A small player for each lane, all in step: one scale of colours, one refresh, one pinned token."""
     order = st.segmented_control(
         "Order of the slots",
         ORDERS,
@@ -193,28 +198,63 @@ def _caches(traces: Mapping[str, Trace]) -> None:
         bind="query-params",
         wrap=True,
     )
-    _heatmaps(traces, order, key="heatmap")
+    _small_players(traces, job_id, order)
 
 
-def _heatmaps(traces: Mapping[str, Trace], order: str, key: str) -> None:
-    """The heatmaps of all lanes: one colour scale, rows of one height."""
-    last = max(max(len(trace.tokens) for trace in traces.values()) - 1, 1)
-    rows = max(len(trace.refreshes) for trace in traces.values())
-    height = max(2, min(22, HEATMAP_PIXELS // max(rows, 1)))
+def _small_players(traces: Mapping[str, Trace], job_id: str, order: str) -> None:
+    last, shared = _shared(traces)
     st.caption(
         "One row a refresh, from top to bottom; one cell an entry that was kept. Blue is the beginning of the text, "
-        f"red its end, on one scale for all: position 0 to {last:,}. A shorter answer has fewer rows."
+        f"red its end, on one scale for all: position 0 to {last:,}. Click a cell to pin its token in every picture."
     )
     places = _grid(len(traces))
     for at, (name, trace) in enumerate(traces.items()):
         with next(places):
-            st.markdown(f"**{plain(lane_title(name))}**")
-            if not len(trace.refreshes):
-                st.caption("No refresh yet.")
-                continue
-            figure = figures.heatmap(trace, order, last_position=last, row_height=height, rows=rows, most_columns=512)
-            figure.update_traces(showscale=False)
-            _chart(figure, f"{key}-{at}")
+            player(
+                trace,
+                f"small-player-{at}",
+                replace(View.read(st.query_params), order=order, refresh=None),
+                f"{job_id}-{name}",
+                version=ORDERS.index(order),
+                title=lane_title(name),
+                parts="map",
+                group=job_id,
+                shared=shared,
+                last_position=last,
+            )
+
+
+def _step(traces: Mapping[str, Trace], job_id: str) -> None:
+    """Two players side by side, locked in step."""
+    names = list(traces)
+    bounded = [name for name in names if traces[name].strategy != "full"]
+    chosen = (bounded if len(bounded) > 1 else names)[:2]
+    last, shared = _shared(traces)
+    for at, place in enumerate(st.columns(2)):
+        with place:
+            default = names.index(chosen[at])
+            label = ("Left", "Right")[at]
+            name = st.selectbox(
+                label, names, default, format_func=lane_title, key=f"step_{label.lower()}", bind="query-params"
+            )
+            player(
+                traces[name],
+                f"step-player-{at}",
+                View.read(st.query_params),
+                f"{job_id}-{name}",
+                title=lane_title(name),
+                group=job_id,
+                shared=shared,
+                last_position=last,
+            )
+
+
+def _shared(traces: Mapping[str, Trace]) -> tuple[int, int]:
+    """The last position of any, and how many positions hold the same words in all."""
+    texts = [trace.tokens["text"].tolist() for trace in traces.values()]
+    prompts = {trace.prompt_text for trace in traces.values()}
+    same = min(int((~trace.tokens["generated"]).sum()) for trace in traces.values()) if len(prompts) == 1 else 0
+    return max(max(map(len, texts)) - 1, 1), same
 
 
 def _overlap(traces: Mapping[str, Trace]) -> None:

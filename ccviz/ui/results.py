@@ -11,15 +11,16 @@ import streamlit as st
 from ccviz import figures
 from ccviz.export import FIGURE_SUFFIXES, figure_bytes, table_bytes
 from ccviz.jobs import Job, Runner, State
-from ccviz.metrics import NO_REFRESH, ORDERS, heatmap_sentence, run_summary, states_sentence, token_states
+from ccviz.metrics import NO_REFRESH, run_summary, token_states
 from ccviz.prompts import Sample, load_sample, sample_names
 from ccviz.strategies import strategy_class, strategy_names
 from ccviz.trace import Trace
 from ccviz.ui.page import plain, show_problem
+from ccviz.ui.player import View, player
 from ccviz.ui.status import POLL_SECONDS, job_head
-from ccviz.ui.text_view import text_view
 
 ORDER_TITLES = {"rank": "by score rank", "position": "by position", "in place": "in place"}
+VIEW_PARAMETERS = ("refresh", "order", "pin", "ramp")  # of a player, in the address
 COLUMN_HELP = {
     "position": "The token's place in the whole text, from 0.",
     "text": "What the token says.",
@@ -54,9 +55,9 @@ def _live(runner: Runner, job: Job) -> None:
         st.text(text or "…")
     if trace is not None:
         with st.container(border=True):
-            st.markdown("##### What the cache held")
+            st.markdown("##### What the cache held, so far")
             if len(trace.refreshes):
-                _heatmap(trace, st.session_state.get("order") or "position", None, key="live_heatmap")
+                remembered_player(trace, "live_player", job.id)
             else:
                 st.caption("A picture of the cache grows here, one row a refresh.")
 
@@ -124,58 +125,34 @@ def sample_of(trace: Trace) -> Sample | None:
 
 @st.fragment
 def _pictures(trace: Trace, job_id: str) -> None:
-    state = st.session_state
+    with st.container(border=True):
+        st.markdown("##### What the cache held, and what became of the text")
+        view = remembered_player(trace, "player", job_id)
     refreshes = trace.refreshes["refresh"].tolist()
-    with st.container(border=True):
-        st.markdown("##### What the cache held")
-        order = st.segmented_control(
-            "Order of the slots",
-            ORDERS,
-            default="position",
-            required=True,
-            format_func=lambda name: ORDER_TITLES[name],
-            key="order",
-            bind="query-params",
-            help="By score rank (best first, as in the paper's Figure 4), by position (oldest first), or in place: a "
-            "token keeps its column while it lives.",
-        )
-        place = st.container()
-        if state.get("pictures_of") not in (None, job_id):
-            state.pop("refresh", None)  # another run: start at its last refresh
-        state["pictures_of"] = job_id
-        shown = _choose_refresh(trace, len(refreshes))
-        with place:
-            _heatmap(trace, order, refreshes[shown - 1], key="heatmap")
-    with st.container(border=True):
-        st.markdown("##### The text at this refresh")
-        text_view(trace, refreshes[shown - 1], key="text_view")
-        st.caption(states_sentence(trace, refreshes[shown - 1]))
+    shown = refreshes[min(view.refresh or len(refreshes), len(refreshes)) - 1]
     if "surprise" in trace.entries:
         with st.expander("Surprise at this refresh", icon=":material/scatter_plot:"):
-            _surprise(trace, refreshes[shown - 1])
+            _surprise(trace, shown)
     with st.expander("The tokens as a table", icon=":material/table_rows:"):
-        _table(trace, refreshes[shown - 1])
+        _table(trace, shown)
 
 
-def _choose_refresh(trace: Trace, count: int) -> int:
-    """Draw the refresh slider; returns the chosen refresh, counted from 1."""
-    # A slider needs two ends.
-    shown = st.slider("Refresh", 1, count, count, key="refresh", bind="query-params") if count > 1 else 1
-    row = trace.refreshes.iloc[shown - 1]
-    phase = "while reading the prompt" if row["phase"] == "prefill" else "while answering"
-    st.caption(
-        f"Refresh {shown} of {count}, after {row['tokens_seen']} tokens, {phase}: {row['size_before']} entries before, "
-        f"{row['size_after']} after."
-    )
-    return shown
-
-
-def _heatmap(trace: Trace, order: str, refresh: int | None, key: str) -> None:
-    sentence = heatmap_sentence(trace)
-    if len(trace.refreshes):
-        figure = figures.heatmap(trace, order, highlight=refresh)
-        st.plotly_chart(figure, key=key, alt=f"Heatmap of cached positions. {sentence}", config={"displaylogo": False})
-    st.caption(sentence)
+def remembered_player(trace: Trace, key: str, job_id: str) -> View:
+    """Draw a run's player; what it shows is in the page's address, so that a link shows the same."""
+    state = st.session_state
+    if state.get("view_of") not in (None, job_id):
+        for name in VIEW_PARAMETERS:  # of another run
+            st.query_params.pop(name, None)
+    state["view_of"] = job_id
+    view = player(trace, key, View.read(st.query_params), job_id)
+    said = view.parameters()
+    for name in VIEW_PARAMETERS:
+        if st.query_params.get(name, "") != said.get(name, ""):
+            if name in said:
+                st.query_params[name] = said[name]
+            else:
+                del st.query_params[name]
+    return view
 
 
 def _surprise(trace: Trace, refresh: int) -> None:
@@ -222,10 +199,10 @@ def _downloads(trace: Trace) -> None:
 
 def _download_figure(trace: Trace, kind: str, suffix: str, file_name: str) -> None:
     def make() -> bytes:
-        state = st.session_state
+        view = View.read(st.query_params)
         refreshes = trace.refreshes["refresh"].tolist()
-        shown = min(int(state.get("refresh") or len(refreshes)), len(refreshes))
-        return figure_bytes(trace, kind, suffix, state.get("order") or "position", refreshes[shown - 1])
+        shown = min(view.refresh or len(refreshes), len(refreshes))
+        return figure_bytes(trace, kind, suffix, view.order, refreshes[shown - 1])
 
     _download(suffix[1:].upper(), make, file_name, None, f"{kind}{suffix}")
 
