@@ -16,13 +16,20 @@ from ccviz.settings import Settings
 from ccviz.tokens import check_text, encode_prompt
 from ccviz.trace import Trace
 from ccviz.ui import controls, page, server
+from ccviz.ui.kept import take_dropped, warn_of_leaving
 from ccviz.ui.results import show_job
 from ccviz.ui.status import model_status
+from ccviz.ui.watch import watch
 
 
 def main() -> None:
     """Draw the page."""
     page.begin("Explore")
+    if "watch" in st.query_params:
+        with st.sidebar:
+            page.end()
+        watch(st.query_params["watch"])
+        return
     runner = server.runner()
     st.markdown("## Explore one run")
     sample = controls.choose_prompt()
@@ -39,11 +46,15 @@ def main() -> None:
     plan = _Plan(model, budgets, details, full, recordings)
     _say(plan, full)
     with st.container(horizontal=True):
-        asked = st.button("Run", type="primary", icon=":material/play_arrow:", key="run_button")
+        page.asking_button("Run", key="run_button")
         controls.upload_prompt()
         _open_trace(runner)
-    if asked:
+    if page.asked("run_button"):
         _start(runner, spec, plan, strategy, options, details, sample)
+    warn_of_leaving()
+    dropped = take_dropped()
+    if dropped:
+        _select(server.find_job(dropped[0]))
     if sample is not None:
         st.caption(f"**What to look at.** {sample.look_at}")
     # Last, since both may end this pass and begin another, and a widget that is not drawn may forget its value.
@@ -136,8 +147,10 @@ def _start(
     st.rerun()
 
 
-def _select(job: Job) -> None:
+def _select(job: Job | None) -> None:
     """Make a job the one this page, and its address, is about."""
+    if job is None:
+        return
     st.session_state["run"] = st.query_params["run"] = job.id
 
 
@@ -169,11 +182,11 @@ def _show_run(runner: Runner) -> None:
                 "and then the text with every token marked kept or evicted."
             )
         return
-    job = runner.get(job_id)
+    job = server.find_job(job_id)
     if job is None:
         st.info(
-            "The run in this address is no longer on this server: it was restarted, or many runs came after. Press Run "
-            "to make it again, or open a saved one.",
+            "The run in this address is no longer in this server's library: it was deleted, or many runs came after. "
+            "Press Run to make it again, or open a saved one.",
             icon=":material/history:",
         )
         return

@@ -19,7 +19,7 @@ from enum import StrEnum
 
 import torch
 
-from ccviz.errors import sentence_for
+from ccviz.errors import UserError, sentence_for
 from ccviz.events import TokenGenerated
 from ccviz.models import ModelSpec, load_model
 from ccviz.network import LanguageModel
@@ -71,6 +71,11 @@ class Progress:
         return 1.0 if self.lanes_ended == self.lanes else min(1.0, (read + self.generated) / max(1, size + self.most))
 
 
+def new_id() -> str:
+    """A name for a job that no other has."""
+    return uuid.uuid4().hex[:10]
+
+
 @dataclass(eq=False)
 class Job:
     """One run of one or several lanes (or, without any, the loading of a model) on its way through the worker."""
@@ -79,9 +84,10 @@ class Job:
     requests: Mapping[str, Request] = field(default_factory=dict)
     follow: str | None = None  # the lane whose answer the others are fed
     kept: bool = True  # whether it stays reachable by its id once it has ended
-    id: str = field(default_factory=lambda: uuid.uuid4().hex[:10])
+    id: str = field(default_factory=new_id)
     state: State = State.QUEUED
     message: str = ""  # what is happening, or what went wrong, in one sentence
+    note: str = ""  # why the run, which has ended well, was not kept
     recorders: dict[str, Recorder] = field(default_factory=dict)  # of the lanes, once they run
     _cancel: threading.Event = field(default_factory=threading.Event)
     _ended: threading.Event = field(default_factory=threading.Event)
@@ -146,10 +152,23 @@ class Job:
 
 
 class Runner:
-    """The queue and its worker. Make one a server."""
+    """The queue and its worker. Make one a server.
 
-    def __init__(self, load: Callable[..., LanguageModel] = load_model) -> None:
-        self._load = load
+    Parameters
+    ----------
+    load
+        Loads a model, as `load_model`.
+    keep
+        Given the id and the traces of every run that has ended, cancelled ones included. It may raise `UserError`:
+        the sentence then stands in the job's ``note``.
+    """
+
+    def __init__(
+        self,
+        load: Callable[..., LanguageModel] = load_model,
+        keep: Callable[[str, Mapping[str, Trace]], object] = lambda _id, _traces: None,
+    ) -> None:
+        self._load, self._keep = load, keep
         self._lock = threading.Condition()
         self._queue: list[Job] = []
         self._jobs: OrderedDict[str, Job] = OrderedDict()
@@ -175,10 +194,10 @@ class Runner:
         """Queue the loading of a model once more, after it failed."""
         self._enqueue(Job(spec))
 
-    def adopt(self, traces: Mapping[str, Trace]) -> Job:
-        """A job that has ended with these traces, such as some from files."""
+    def adopt(self, traces: Mapping[str, Trace], job_id: str | None = None) -> Job:
+        """A job that has ended with these traces, such as some from files; under this id, where one is given."""
         model = str(next(iter(traces.values())).config.get("model", ""))
-        job = Job(ModelSpec(model), _snapshot=dict(traces))
+        job = Job(ModelSpec(model), id=job_id or new_id(), _snapshot=dict(traces))
         job._end(State.DONE)
         with self._lock:
             self._remember(job)
@@ -267,6 +286,11 @@ class Runner:
             if not job._first_token and isinstance(event, TokenGenerated):
                 job._first_token = time.monotonic()
         reasons = [recorder.config["stop_reason"] for recorder in run.recorders.values()]
+        if job.kept:
+            try:
+                self._keep(job.id, run.traces())
+            except UserError as error:
+                job.note = str(error)
         job._end(State.CANCELLED if "cancelled" in reasons else State.DONE)
 
     def _loaded(self, job: Job) -> LanguageModel:

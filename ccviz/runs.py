@@ -99,7 +99,7 @@ class Run:
                 settings = replace(settings, frozen_size=encoded.system_size)
             if isinstance(follow, Trace):
                 settings = replace(settings, max_new_tokens=_followed_size(follow, name, encoded.token_ids))
-            config = _config(model, request, settings)
+            config = _config(model, request, settings) | {"system_size": encoded.system_size}
             if follow is not None and name != follow:
                 config["follows"] = follow.strategy if isinstance(follow, Trace) else follow
             self.prompt_ids[name], self.settings[name] = encoded.token_ids, settings

@@ -15,6 +15,7 @@ from ccviz.tokens import check_text
 from ccviz.trace import Trace
 from ccviz.ui import controls, page, server
 from ccviz.ui.comparison import show_comparison
+from ccviz.ui.kept import library, take_dropped, warn_of_leaving
 from ccviz.ui.lanes import Choices, choose_lanes
 from ccviz.ui.status import model_status
 
@@ -32,12 +33,14 @@ def main() -> None:
         choices = choose_lanes(spec)
     lanes = _planned(runner, choices, sample)
     with st.container(horizontal=True):
-        pressed = st.button("Run all", type="primary", icon=":material/play_arrow:", key="run_all")
+        page.asking_button("Run all", key="run_all")
         controls.upload_prompt()
         _open_traces(runner)
-    if pressed and lanes:
+    if page.asked("run_all") and lanes:
         _select(runner.submit(spec, lanes, choices.follow))
         st.rerun()
+    warn_of_leaving()
+    _open_dropped(runner, take_dropped())
     if sample is not None:
         st.caption(f"**What to look at.** {sample.look_at}")
     # Last, since both may end this pass and begin another, and a widget that is not drawn may forget its value.
@@ -110,7 +113,16 @@ def _read_traces(runner: Runner) -> None:
             st.session_state["traces_problem"] = str(error).replace("the file", file.name, 1)
             return
     if traces:
-        _select(runner.adopt(dict(zip(lane_names(traces), traces, strict=True))))
+        _select(_together(runner, traces))
+
+
+def _open_dropped(runner: Runner, run_ids: list[str]) -> None:
+    if run_ids:
+        _select(_together(runner, [library().open(run_id) for run_id in run_ids]))
+
+
+def _together(runner: Runner, traces: list[Trace]) -> Job:
+    return runner.adopt(dict(zip(lane_names(traces), traces, strict=True)))
 
 
 def _show(runner: Runner) -> None:
@@ -123,10 +135,11 @@ def _show(runner: Runner) -> None:
                 "stand a table, what each cache held, who kept what, and when it was lost."
             )
         return
-    job = runner.get(job_id)
+    job = server.find_job(job_id)
     if job is None:
         st.info(
-            "The comparison in this address is no longer on this server: it was restarted, or many runs came after. "
+            "The comparison in this address is no longer in this server's library: it was deleted, or many runs came "
+            "after. "
             "Press Run all to make it again, or open saved runs.",
             icon=":material/history:",
         )

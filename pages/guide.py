@@ -6,6 +6,7 @@ import streamlit as st
 
 from ccviz.strategies import strategy_class, strategy_names
 from ccviz.ui import page
+from ccviz.ui.kept import take_dropped
 
 WORDS = {
     "position": "A token's place in the whole text, from 0. It never changes, whatever is evicted.",
@@ -21,6 +22,7 @@ WORDS = {
 def main() -> None:
     """Draw the page."""
     page.begin("How to read it")
+    take_dropped()
     with st.sidebar:
         page.end()
     st.markdown("## How to read it")

@@ -8,6 +8,7 @@ from ccviz.errors import UserError
 from ccviz.jobs import Runner
 from ccviz.sets import Item, PromptSet, SetRun, items_of_files, items_of_lines, known_sets, new_folder, read_items
 from ccviz.ui import controls, page, server
+from ccviz.ui.kept import take_dropped
 from ccviz.ui.lanes import Choices, choose_lanes
 from ccviz.ui.page import plain
 from ccviz.ui.set_view import show_set
@@ -26,6 +27,7 @@ def main() -> None:
         "Many prompts under several strategies: how long the answers get, how often they are right, what it costs."
     )
     controls.prepare_settings()
+    take_dropped()
     with st.sidebar:
         spec = controls.choose_model()
         model = runner.model(spec)

@@ -21,6 +21,7 @@ from ccviz.export import FIGURE_SUFFIXES, figure_bytes
 from ccviz.jobs import Job, Runner, State
 from ccviz.metrics import NO_REFRESH, ORDERS, comparison, shared_states
 from ccviz.trace import Trace
+from ccviz.ui.address import current_view, remember, share, show_to_watchers
 from ccviz.ui.answers import answers_view
 from ccviz.ui.page import plain, show_problem
 from ccviz.ui.player import View, player
@@ -73,11 +74,15 @@ def _live(runner: Runner, job: Job) -> None:
     if traces:
         answers_view(traces, key="live_answers")
         if any(len(trace.refreshes) for trace in traces.values()):
-            _small_players(traces, job.id, st.session_state.get("compare_order") or "position")
+            order = st.session_state.get("compare_order") or "position"
+            small_players(traces, job.id, replace(View(), order=order), ORDERS.index(order))
+            show_to_watchers(job.id)
 
 
 def _finished(job: Job) -> None:
     traces = job.traces()
+    if job.note:
+        st.warning(plain(job.note), icon=":material/inventory_2:")
     if job.state is State.FAILED:
         show_problem(job.message)
         traces = {name: trace for name, trace in traces.items() if trace.tokens["generated"].any()}
@@ -93,7 +98,10 @@ def _finished(job: Job) -> None:
             "they keep, not which words.",
             icon=":material/info:",
         )
-    st.markdown("##### Answers")
+    row = st.container(horizontal=True, horizontal_alignment="distribute", vertical_alignment="center")
+    row.markdown("##### Answers")
+    with row:
+        share(job.id)
     answers_view(traces, key="answers")
     _table(traces)
     if any(len(trace.refreshes) for trace in traces.values()):
@@ -198,30 +206,39 @@ def _caches(traces: Mapping[str, Trace], job_id: str) -> None:
         bind="query-params",
         wrap=True,
     )
-    _small_players(traces, job_id, order)
+    view = replace(current_view(job_id), order=order)
+    for key, shown in small_players(traces, job_id, view, ORDERS.index(order)).items():
+        remember(key, job_id, replace(shown, order=View.order))
 
 
-def _small_players(traces: Mapping[str, Trace], job_id: str, order: str) -> None:
+def small_players(traces: Mapping[str, Trace], job_id: str, view: View, version: int) -> dict[str, View]:
+    """Draw a heatmap of each run, locked in step; returns what each shows, by its key.
+
+    ``view`` is applied again whenever ``version`` changes.
+    """
     last, shared = _shared(traces)
     st.caption(
         "One row a refresh, from top to bottom; one cell an entry that was kept. Blue is the beginning of the text, "
         f"red its end, on one scale for all: position 0 to {last:,}. Click a cell to pin its token in every picture."
     )
     places = _grid(len(traces))
+    shown = {}
     for at, (name, trace) in enumerate(traces.items()):
         with next(places):
-            player(
+            key = f"small-player-{at}"
+            shown[key] = player(
                 trace,
-                f"small-player-{at}",
-                replace(View.read(st.query_params), order=order, refresh=None),
+                key,
+                view,
                 f"{job_id}-{name}",
-                version=ORDERS.index(order),
+                version=version,
                 title=lane_title(name),
                 parts="map",
                 group=job_id,
                 shared=shared,
                 last_position=last,
             )
+    return shown
 
 
 def _step(traces: Mapping[str, Trace], job_id: str) -> None:
@@ -237,16 +254,18 @@ def _step(traces: Mapping[str, Trace], job_id: str) -> None:
             name = st.selectbox(
                 label, names, default, format_func=lane_title, key=f"step_{label.lower()}", bind="query-params"
             )
-            player(
+            key = f"step-player-{at}"
+            shown = player(
                 traces[name],
-                f"step-player-{at}",
-                View.read(st.query_params),
+                key,
+                current_view(job_id),
                 f"{job_id}-{name}",
                 title=lane_title(name),
                 group=job_id,
                 shared=shared,
                 last_position=last,
             )
+            remember(key, job_id, shown)
 
 
 def _shared(traces: Mapping[str, Trace]) -> tuple[int, int]:

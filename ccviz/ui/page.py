@@ -12,7 +12,9 @@ from ccviz.version import __version__
 PAGES = {
     "app.py": ("Explore", ":material/search:"),
     "pages/compare.py": ("Compare", ":material/compare_arrows:"),
-    "pages/prompt_sets.py": ("Prompt sets", ":material/library_books:"),
+    "pages/prompt_sets.py": ("Prompt sets", ":material/list_alt:"),
+    "pages/classroom.py": ("Classroom", ":material/school:"),
+    "pages/library.py": ("Library", ":material/inventory_2:"),
     "pages/guide.py": ("How to read it", ":material/menu_book:"),
 }
 
@@ -31,6 +33,26 @@ def end() -> None:
     """The sidebar's foot."""
     with st.sidebar:
         st.caption(f"ccviz {__version__} · method: [arXiv 2607.27600](https://arxiv.org/abs/2607.27600)")
+
+
+def asking_button(label: str, key: str) -> None:
+    """A button that starts something; ask `asked` for whether it was pressed.
+
+    A pass of the page can be cut short by another before it comes to act on a pressed button, which by then is
+    forgotten; this one is remembered until it was asked for.
+    """
+    st.button(
+        label,
+        type="primary",
+        icon=":material/play_arrow:",
+        key=key,
+        on_click=lambda: st.session_state.update({f"asked-{key}": True}),
+    )
+
+
+def asked(key: str) -> bool:
+    """Whether the button of this key was pressed, once."""
+    return bool(st.session_state.pop(f"asked-{key}", False))
 
 
 def plain(text: str) -> str:

@@ -15,12 +15,12 @@ from ccviz.metrics import NO_REFRESH, run_summary, token_states
 from ccviz.prompts import Sample, load_sample, sample_names
 from ccviz.strategies import strategy_class, strategy_names
 from ccviz.trace import Trace
+from ccviz.ui.address import current_view, remember, share
 from ccviz.ui.page import plain, show_problem
 from ccviz.ui.player import View, player
 from ccviz.ui.status import POLL_SECONDS, job_head
 
 ORDER_TITLES = {"rank": "by score rank", "position": "by position", "in place": "in place"}
-VIEW_PARAMETERS = ("refresh", "order", "pin", "ramp")  # of a player, in the address
 COLUMN_HELP = {
     "position": "The token's place in the whole text, from 0.",
     "text": "What the token says.",
@@ -67,6 +67,8 @@ def _live(runner: Runner, job: Job) -> None:
 
 def _finished(job: Job) -> None:
     trace = job.trace()
+    if job.note:
+        st.warning(plain(job.note), icon=":material/inventory_2:")
     if job.state is State.FAILED:
         show_problem(job.message)
     if trace is None:
@@ -76,6 +78,7 @@ def _finished(job: Job) -> None:
     if job.state is State.CANCELLED:
         st.info("Cancelled. Below is what there was until then.", icon=":material/stop_circle:")
     _answer(trace)
+    share(job.id)
     if not len(trace.refreshes):
         st.info(f"{NO_REFRESH} Choose a smaller chunk size h to see one.")
         _downloads(trace)
@@ -139,19 +142,8 @@ def _pictures(trace: Trace, job_id: str) -> None:
 
 def remembered_player(trace: Trace, key: str, job_id: str) -> View:
     """Draw a run's player; what it shows is in the page's address, so that a link shows the same."""
-    state = st.session_state
-    if state.get("view_of") not in (None, job_id):
-        for name in VIEW_PARAMETERS:  # of another run
-            st.query_params.pop(name, None)
-    state["view_of"] = job_id
-    view = player(trace, key, View.read(st.query_params), job_id)
-    said = view.parameters()
-    for name in VIEW_PARAMETERS:
-        if st.query_params.get(name, "") != said.get(name, ""):
-            if name in said:
-                st.query_params[name] = said[name]
-            else:
-                del st.query_params[name]
+    view = player(trace, key, current_view(job_id), job_id)
+    remember(key, job_id, view)
     return view
 
 
