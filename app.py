@@ -41,7 +41,7 @@ def main() -> None:
         full = strategy == "full"
         budgets = controls.choose_budgets(full)
         details = controls.choose_details()
-        recordings = controls.choose_recordings(with_harm=False)
+        recordings = controls.choose_recordings([strategy], with_harm=False)
         page.end()
     plan = _Plan(model, budgets, details, full, recordings)
     _say(plan, full)

@@ -20,7 +20,7 @@ from ccviz.errors import UserError
 from ccviz.events import Done, Event, PromptFed, TokenGenerated
 from ccviz.network import LanguageModel
 from ccviz.settings import Settings
-from ccviz.strategies import make_strategy, strategy_class
+from ccviz.strategies import CounterCausal, make_strategy, strategy_class
 from ccviz.tokens import encode_prompt
 from ccviz.trace import Recorder, Trace
 from ccviz.version import __version__
@@ -89,6 +89,7 @@ class Run:
         self.model, self.requests, self.follow = model, dict(requests), follow
         if isinstance(follow, str) and follow not in self.requests:
             raise UserError(f"follow must name one of the lanes {', '.join(self.requests)}, not {follow!r}.")
+        _check_explained(self.requests)
         self.prompt_ids: dict[str, list[int]] = {}
         self.settings: dict[str, Settings] = {}
         self.recorders: dict[str, Recorder] = {}
@@ -165,6 +166,19 @@ class _Turns:
             self.lanes -= isinstance(event, Done)
             _record(self.recorders[event.lane], event, self.seconds)
             yield event
+
+
+def _check_explained(requests: Mapping[str, Request]) -> None:
+    """Raise `UserError` if requests are to be explained and none of them makes a counter-causal pass."""
+    asked = [request for request in requests.values() if request.settings.explain]
+    if asked and not any(
+        request.settings.observe or issubclass(strategy_class(request.strategy), CounterCausal) for request in asked
+    ):
+        names = " and ".join(dict.fromkeys(request.strategy for request in asked))
+        raise UserError(
+            f"explain records what a counter-causal pass expected, and {names} makes none: choose a counter-causal "
+            "strategy, or set observe too."
+        )
 
 
 def _followed_size(follow: Trace, name: str, prompt_ids: list[int]) -> int:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from ccviz.errors import UserError, check_whole_number
 from ccviz.network import LanguageModel
-from ccviz.strategies import CounterCausal, Strategy
+from ccviz.strategies import Strategy
 
 REFRESH_MODES = ("chunked", "prefill_end", "both")
 
@@ -108,10 +108,3 @@ def check_run(model: LanguageModel, prompt_size: int, strategies: Sequence[Strat
     for strategy in strategies:
         if strategy.evicts:
             strategy.check_budget(settings.cache_size, settings.frozen_size)
-    explains = settings.observe or any(isinstance(strategy, CounterCausal) for strategy in strategies)
-    if settings.explain and not explains:
-        raise UserError(
-            "explain records what a counter-causal pass expected, and "
-            f"{' and '.join(strategy.name for strategy in strategies)} makes none: choose a counter-causal strategy, "
-            "or set observe too."
-        )

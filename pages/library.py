@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from datetime import datetime
 
@@ -162,7 +163,10 @@ def _row(card: Card) -> None:
     with st.container(border=True):
         head = st.container(horizontal=True, vertical_alignment="center", horizontal_alignment="distribute")
         with head:
-            st.checkbox(f"**{plain(card.title)}**", key=f"chosen-{card.id}")
+            with st.container(horizontal=True, width="stretch", vertical_alignment="center"):
+                spoken = re.sub(r"[^\w\s]+", " ", card.title).strip() or "run"  # a label is Markdown, and is read aloud
+                st.checkbox(f"Choose {spoken}", key=f"chosen-{card.id}", label_visibility="collapsed", width="content")
+                st.markdown(f"**{plain(card.title)}**")
             with st.container(horizontal=True, width="content"):
                 st.page_link(
                     "app.py",

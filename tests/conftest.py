@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,7 @@ ROOT = Path(__file__).parent.parent
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    os.environ.setdefault("CCVIZ_DATA", tempfile.mkdtemp(prefix="ccviz-tests-"))  # not the library of who runs them
     torch.set_num_threads(1)  # two threads on a busy machine were seen seven times slower than one
 
 

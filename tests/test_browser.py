@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import re
 import xml.etree.ElementTree as ElementTree
@@ -85,7 +84,7 @@ def choose_model(page: Page, name: str) -> None:
 
 def run_to_the_end(page: Page) -> None:
     button(page, "Run").click()
-    expect(page.get_by_role("heading", name="The text at this refresh")).to_be_visible()
+    expect(page.get_by_role("heading", name="What the cache held, and what became of the text")).to_be_visible()
     expect(button(page, "Cancel")).to_have_count(0)
     wait_ready(page)
 
@@ -99,15 +98,21 @@ def start_endless(page: Page, server: Server) -> None:
 
 
 def choose_order(page: Page, title: str) -> None:
-    page.get_by_role("radio", name=title).click()
-    expect(page.get_by_role("radio", name=title)).to_be_checked()
-    wait_ready(page)
+    button(page, title).click()
+    expect(button(page, title)).to_have_attribute("aria-pressed", "true")
+    told(page)
 
 
 def choose_refresh(page: Page, key: str) -> None:
-    slider = page.get_by_role("slider")
+    slider = page.get_by_role("slider", name="Refresh")
     slider.focus()
     slider.press(key)
+
+
+def told(page: Page) -> None:
+    """Wait until the player has told the page what it shows, and the page has drawn it."""
+    page.wait_for_timeout(600)
+    wait_ready(page)
 
 
 def download(page: Page, name: str, path: Path) -> None:
@@ -126,19 +131,20 @@ def upload(page: Page, opener: str, file: Path | FilePayload) -> None:
 
 
 def drawn(page: Page) -> np.ndarray[Any, Any]:
-    """The heatmap's cells as Plotly has them."""
-    page.locator(".js-plotly-plot .heatmaplayer").first.wait_for(state="attached")
-    z = json.loads(page.evaluate("JSON.stringify(document.querySelector('.js-plotly-plot').data[0].z)"))
-    if not isinstance(z, dict):
-        return np.array(z, np.float64)
-    shape = [int(part) for part in str(z["shape"]).split(",")]
-    return np.frombuffer(base64.b64decode(z["bdata"]), np.dtype(z["dtype"])).reshape(shape)
+    """The positions in the player's heatmap, refreshes by columns, NaN where a column is empty."""
+    rows = page.locator(".player[data-drawn]").evaluate(
+        "({ player }) => player.model.seen.map((_, row) => [...player.model.columns(player.state.order, row)])"
+    )
+    grid = np.full((len(rows), max(map(len, rows))), np.nan)
+    for row, positions in zip(grid, rows, strict=True):
+        row[: len(positions)] = [np.nan if position < 0 else position for position in positions]
+    return grid
 
 
 def caption(page: Page) -> tuple[int, int, int, int]:
     """The refresh shown, of how many, the tokens seen and the entries left, as the page's caption has them."""
-    text = main(page).get_by_text(re.compile(r"^Refresh \d+ of \d+, after")).inner_text()
-    found = re.fullmatch(r"Refresh (\d+) of (\d+), after (\d+) tokens, .*: \d+ entries before, (\d+) after\.", text)
+    text = f"{page.locator('.where').first.inner_text()} {page.locator('.sentence').inner_text()}"
+    found = re.match(r"refresh (\d+) of (\d+) · after (\d+) tokens Refresh .*: the cache holds (\d+) of", text)
     assert found, text
     shown, count, seen, kept = map(int, found.groups())
     return shown, count, seen, kept
@@ -176,19 +182,19 @@ def test_a_sample_runs_and_its_refreshes_can_be_walked_by_keyboard(page: Page, s
     expect(tokens(page, ".e")).to_have_count(seen - kept)
     assert seen - kept > 0
     choose_refresh(page, "Home")
-    expect(main(page).get_by_text(f"Refresh 1 of {count}, after")).to_be_visible()
+    expect(main(page).get_by_text(f"refresh 1 of {count} · after")).to_be_visible()
     _, _, seen, kept = caption(page)
     expect(tokens(page, ".u")).to_have_count(everything - seen)
     assert everything - seen > 0
     expect(tokens(page, ".e")).to_have_count(0)
     for _ in range(6):
         choose_refresh(page, "ArrowRight")
-    expect(main(page).get_by_text(f"Refresh 7 of {count}, after")).to_be_visible()
+    expect(main(page).get_by_text(f"refresh 7 of {count} · after")).to_be_visible()
     _, _, seen, kept = caption(page)
     expect(tokens(page, ".e")).to_have_count(seen - kept)
     expect(tokens(page, ".u")).to_have_count(everything - seen)
     expect(tokens(page, ".k")).to_have_count(kept)
-    assert "refresh=7" in page.url
+    page.wait_for_url(re.compile("refresh=7"))
 
 
 def test_a_cancelled_run_keeps_its_part_and_its_address(page: Page, server: Server) -> None:
@@ -243,15 +249,15 @@ def test_a_link_shows_another_person_the_same(
     choose_order(page, "by score rank")
     choose_refresh(page, "Home")
     choose_refresh(page, "ArrowRight")
-    expect(main(page).get_by_text(re.compile("^Refresh 2 of"))).to_be_visible()
-    wait_ready(page)
+    expect(main(page).get_by_text(re.compile("^refresh 2 of"))).to_be_visible()
+    told(page)
     with browser.new_context() as context:
         context.set_default_timeout(PATIENCE)
         other = context.new_page()
         other.goto(page.url)
         expect(tokens(other).first).to_be_visible()
         wait_ready(other)
-        expect(other.get_by_role("radio", name="by score rank")).to_be_checked()
+        expect(button(other, "by score rank")).to_have_attribute("aria-pressed", "true")
         expect(other.get_by_role("radio", name="Patient letters")).to_be_checked()
         assert caption(other) == caption(page)
         assert answer(other) == answer(page)
@@ -264,25 +270,24 @@ def test_a_second_run_starts_at_its_own_last_refresh_in_the_chosen_order(page: P
     run_to_the_end(page)
     choose_order(page, "in place")
     choose_refresh(page, "Home")
-    expect(main(page).get_by_text(re.compile("^Refresh 1 of"))).to_be_visible()
+    expect(main(page).get_by_text(re.compile("^refresh 1 of"))).to_be_visible()
+    told(page)
     first = re.search(r"run=(\w+)", page.url)
     button(page, "Run").click()
     page.wait_for_url(lambda url: first is not None and "run=" in url and first.group() not in url)
     expect(tokens(page).first).to_be_visible()
     expect(button(page, "Cancel")).to_have_count(0)
     wait_ready(page)
-    expect(main(page).get_by_text(re.compile(r"^Refresh (\d+) of \1,"))).to_be_visible(timeout=10_000)
-    expect(page.get_by_role("radio", name="in place")).to_be_checked(timeout=10_000)
+    expect(main(page).get_by_text(re.compile(r"^refresh (\d+) of \1 "))).to_be_visible(timeout=10_000)
+    expect(button(page, "in place")).to_have_attribute("aria-pressed", "true", timeout=10_000)
 
 
 def test_the_three_orders_redraw_the_heatmap(page: Page, letters: tuple[str, Path]) -> None:
     page.goto(letters[0])
     expect(tokens(page).first).to_be_visible()
     pictures = []
-    for title, axis in [("by position", "oldest"), ("by score rank", "best score"), ("in place", "of its own")]:
+    for title in ("by position", "by score rank", "in place"):
         choose_order(page, title)
-        expect(page.locator(".js-plotly-plot .xtitle", has_text=axis).first).to_be_visible()
-        expect(page.locator(".js-plotly-plot")).to_have_count(1)
         pictures.append(drawn(page))
     held = [[sorted(row[~np.isnan(row)].tolist()) for row in picture] for picture in pictures]
     assert held[0] == held[1] == held[2]
@@ -292,8 +297,8 @@ def test_the_three_orders_redraw_the_heatmap(page: Page, letters: tuple[str, Pat
 
 def test_pointing_at_a_token_shows_its_position_and_score(page: Page, letters: tuple[str, Path]) -> None:
     page.goto(letters[0])
-    detail = page.locator(".detail")
-    expect(detail).to_have_text("Point at a token to see its position and score.")
+    detail = page.locator(".pointed")
+    expect(detail).to_have_text("Point at a cell or a word; click to pin it.")
     kept = page.locator(".tokens span.k:not(.safe)").nth(3)
     position = kept.get_attribute("data-position")
     kept.click()
@@ -330,9 +335,10 @@ def test_an_opened_trace_that_looks_like_markup_stays_text(
     wait_ready(page)
     assert MARKUP in answer(page)
     assert page.locator(".tokens").inner_text().count(MARKUP) == 2
-    page.locator(".js-plotly-plot").scroll_into_view_if_needed()
-    page.locator(".js-plotly-plot .nsewdrag").hover(position={"x": 3, "y": 5})
-    expect(page.locator(".hoverlayer")).to_contain_text("<b>bold</b> <script>window.pwned=1</script>", timeout=30_000)
+    page.locator(".marks").hover(position={"x": 47, "y": 5})
+    expect(page.locator(".pointed")).to_contain_text("<b>bold</b> <script>window.pwned=1</script>", timeout=30_000)
+    page.locator(".marks").click(position={"x": 47, "y": 5})
+    expect(page.locator(".life h6").first).to_contain_text("<script>window.pwned=1</script>")
     no_trace_of_markup(page)
 
 

@@ -77,12 +77,12 @@ def test_strategies_run_side_by_side_on_one_scale_with_rows_of_one_height(page: 
     expect(page.locator(".answers .card").nth(0)).to_contain_text("right: Lisbon")
     expect(page.locator(".answers .card").nth(1)).to_contain_text("wrong")
     expect(page.locator(".answers mark")).to_have_count(1)
-    drawn = charts(page, 3)
-    assert len({(chart["zmin"], chart["zmax"]) for chart in drawn}) == 1
-    heights = []
-    for chart in drawn:
-        low, high = chart["rows"]  # type: ignore[misc]
-        heights.append(float(chart["pixels"]) / abs(high - low))  # type: ignore[arg-type]
+    expect(page.locator(".player[data-drawn]")).to_have_count(3)
+    drawn = page.locator(".player").evaluate_all(
+        "all => all.map(({ player }) => [player.model.scale, player.map.height / player.model.rows])"
+    )
+    assert len({scale for scale, _ in drawn}) == 1
+    heights = [height for _, height in drawn]
     assert max(heights) - min(heights) < 0.5
     assert "comparison=" in page.url
 
@@ -176,7 +176,7 @@ def test_nothing_is_cut_off_at_any_width(
         wait_ready(page)
         for title in ("What each cache held", "Who keeps what", "When it was lost", "Harm to predictions"):
             look(page, title)
-            page.locator(".js-plotly-plot .main-svg").first.wait_for()
+            page.locator(".js-plotly-plot .main-svg, .player[data-drawn]").first.wait_for()
             wide = page.evaluate(
                 "(() => { const main = document.querySelector('[data-testid=stMain]');"
                 " return main.scrollWidth - main.clientWidth })()"
@@ -197,7 +197,7 @@ def test_a_comparison_is_cancelled_and_keeps_its_part(page: Page, server: Server
     page.get_by_role("button", name="Cancel", exact=True).click()
     expect(page.get_by_text("Cancelled. Below is what there was until then.")).to_be_visible()
     expect(page.locator(".answers .card")).to_have_count(2)
-    charts(page, 2)
+    expect(page.locator(".player[data-drawn]")).to_have_count(2)
 
 
 def test_a_prompt_set_survives_the_death_of_its_server(browser: Browser, tmp_path: Path) -> None:

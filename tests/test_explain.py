@@ -97,3 +97,9 @@ def test_a_run_that_cannot_be_explained_is_refused() -> None:
 def test_an_explained_trace_can_be_saved_and_opened(tmp_path: Any) -> None:
     trace = ccviz.generate(tiny("llama"), PROMPT, "counter_causal", explain=True, **BUDGET)
     assert Trace.open(trace.save(tmp_path / "run.ccviz")) == trace
+
+
+def test_the_full_cache_beside_an_explained_lane_records_nothing() -> None:
+    lanes = ccviz.compare(tiny("llama"), PROMPT, ["full", "counter_causal"], explain=True, **BUDGET)
+    assert len(lanes["full"].entries) == 0
+    assert "probability" in lanes["counter_causal"].entries

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from streamlit.testing.v1 import AppTest
-from test_app import FLOAT32, PATIENCE, no_exception, poll, problems
+from test_app import FLOAT32, PATIENCE, no_exception, players, poll, problems
 
 from ccviz import compare
 from ccviz.export import FIGURE_SUFFIXES, figure_bytes
@@ -122,7 +122,7 @@ def test_a_comparison_shows_what_the_engine_gives(model: LanguageModel) -> None:
     assert table["new_tokens"].tolist() == [int(trace.tokens["generated"].sum()) for trace in expected.values()]
     assert table["departs_at"].isna().tolist()[0]
     assert table["departs_at"].notna().tolist()[1]
-    assert len(at.get("plotly_chart")) == 3
+    assert len(players(at)) == 3
     shares = table["percent_of_full"].tolist()
     assert shares[1] < shares[0]
 

@@ -61,10 +61,10 @@ def channels() -> Channels:
 
 
 def current_view(job_id: str) -> View:
-    """What the address says to show of this job; what it said of another is forgotten."""
+    """What the address says to show of this job; the refresh and the token it named of another are forgotten."""
     state = st.session_state
     if state.get("view_of") not in (None, job_id):
-        for name in VIEW_PARAMETERS:
+        for name in ("refresh", "pin"):
             st.query_params.pop(name, None)
     state["view_of"] = job_id
     return View.read(st.query_params)

@@ -98,10 +98,7 @@ def _finished(job: Job) -> None:
             "they keep, not which words.",
             icon=":material/info:",
         )
-    row = st.container(horizontal=True, horizontal_alignment="distribute", vertical_alignment="center")
-    row.markdown("##### Answers")
-    with row:
-        share(job.id)
+    st.markdown("##### Answers")
     answers_view(traces, key="answers")
     _table(traces)
     if any(len(trace.refreshes) for trace in traces.values()):
@@ -172,16 +169,18 @@ def _looks(traces: Mapping[str, Trace], job_id: str) -> None:
     there = ["caches", "step", "overlap", "loss"] if len(traces) > 1 else ["caches", "loss"]
     there += ["harm"] if any("kl" in trace.tokens for trace in traces.values()) else []
     there += ["surprise"] if _observed(traces) else []
-    look = st.segmented_control(
-        "What to look at",
-        there,
-        default="caches",
-        required=True,
-        format_func=lambda name: LOOKS[name],
-        key="look",
-        bind="query-params",
-        wrap=True,
-    )
+    with st.container(horizontal=True, horizontal_alignment="distribute", vertical_alignment="bottom"):
+        look = st.segmented_control(
+            "What to look at",
+            there,
+            default="caches",
+            required=True,
+            format_func=lambda name: LOOKS[name],
+            key="look",
+            bind="query-params",
+            wrap=True,
+        )
+        place = st.container(width="content")
     with st.container(border=True):
         draw: dict[str, Callable[[Mapping[str, Trace]], None]] = {
             "caches": partial(_caches, job_id=job_id),
@@ -192,6 +191,8 @@ def _looks(traces: Mapping[str, Trace], job_id: str) -> None:
             "surprise": _surprise,
         }
         draw[look](traces)
+    with place:  # drawn last, since what is looked at is in the link
+        share(job_id)
 
 
 def _caches(traces: Mapping[str, Trace], job_id: str) -> None:
@@ -222,6 +223,7 @@ def small_players(traces: Mapping[str, Trace], job_id: str, view: View, version:
         f"red its end, on one scale for all: position 0 to {last:,}. Click a cell to pin its token in every picture."
     )
     places = _grid(len(traces))
+    rows = max(len(trace.refreshes) for trace in traces.values())
     shown = {}
     for at, (name, trace) in enumerate(traces.items()):
         with next(places):
@@ -237,6 +239,7 @@ def small_players(traces: Mapping[str, Trace], job_id: str, view: View, version:
                 group=job_id,
                 shared=shared,
                 last_position=last,
+                rows=rows,
             )
     return shown
 

@@ -7,7 +7,7 @@ by the engine; the sentences are its own.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -18,7 +18,7 @@ from ccviz.errors import UserError
 from ccviz.models import DEVICES, DTYPES, ModelSpec
 from ccviz.prompts import Sample, load_sample, sample_names
 from ccviz.settings import REFRESH_MODES, Settings
-from ccviz.strategies import strategy_class, strategy_names
+from ccviz.strategies import CounterCausal, strategy_class, strategy_names
 from ccviz.ui.page import show_problem
 
 FIRST_SAMPLE = "1-recall-a-fact"
@@ -302,8 +302,8 @@ def choose_details() -> dict[str, Any]:
     }
 
 
-def choose_recordings(with_harm: bool) -> dict[str, bool]:
-    """Draw what may be recorded besides; returns "observe", "explain" and "follow"."""
+def choose_recordings(strategies: Sequence[str], with_harm: bool) -> dict[str, bool]:
+    """Draw what may be recorded besides; returns "observe", "explain" (where these strategies can), and "follow"."""
     with st.expander("Record besides"):
         follow = with_harm and st.toggle(
             "Harm to predictions",
@@ -321,12 +321,14 @@ def choose_recordings(with_harm: bool) -> dict[str, bool]:
         )
         explain = st.toggle(
             "What the future expected",
+            value=not with_harm,
             key="explain",
             bind="query-params",
             help="Under a counter-causal strategy, or together with the surprise above: for every token at every such "
             "refresh, how likely what came after makes it, and the five tokens it makes likeliest in its place.",
         )
-    return {"observe": bool(observe), "explain": bool(explain), "follow": bool(follow)}
+    can_explain = observe or any(issubclass(strategy_class(name), CounterCausal) for name in strategies)
+    return {"observe": bool(observe), "explain": bool(explain and can_explain), "follow": bool(follow)}
 
 
 def read_sizes(text: object) -> list[int]:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Iterable, Mapping
-from typing import Any
+import time
 
 import streamlit as st
 
@@ -13,6 +12,8 @@ from ccviz.errors import UserError
 from ccviz.library import Library
 from ccviz.paths import data_folder
 from ccviz.ui.page import asset, plain, show_problem
+
+SHOWN_SECONDS = 30.0  # what was wrong with a dropped file
 
 _component = st.components.v2.component(
     "ccviz_drop",
@@ -33,27 +34,35 @@ def _library(folder: str) -> Library:
 
 
 def take_dropped() -> list[str]:
-    """Listen for files dropped anywhere on the page; returns the ids of runs that were just dropped and kept."""
+    """Listen for files dropped anywhere on the page; returns the ids of runs that were just dropped and kept.
+
+    They are taken in by a callback, since the pass of the page after it may be cut short by another.
+    """
+    state = st.session_state
     with st.sidebar:  # where a component without a size leaves no gap in the page
-        result = _component(key="drop", on_dropped_change=lambda: None)
-    given = result.get("dropped")
-    if not given:
-        return []
-    kept = keep_files(_files(given))
+        _component(key="drop", on_dropped_change=_keep_dropped)
+    said_at, sentences = state.get("drop_problems", (0.0, []))
+    if time.monotonic() - said_at < SHOWN_SECONDS:
+        for sentence in sentences:
+            show_problem(sentence)
+    kept: list[str] = state.pop("dropped", [])
     if kept:
         st.toast(f"{_runs(len(kept))} added to the library.", icon=":material/inventory_2:")
     return kept
 
 
-def keep_files(files: Iterable[tuple[str, bytes]]) -> list[str]:
-    """Add files to the library, and say what is wrong with those that cannot be; returns the ids of the others."""
-    kept = []
-    for name, data in files:
+def _keep_dropped() -> None:
+    kept, problems = [], []
+    for file in st.session_state["drop"].get("dropped") or []:
+        name = str(file.get("name"))
         try:
-            kept.append(library().add(data, name).id)
+            kept.append(library().add(base64.b64decode(str(file.get("data")), validate=True), name).id)
         except UserError as error:
-            show_problem(str(error))
-    return kept
+            problems.append(str(error))
+        except binascii.Error:
+            problems.append(f"{name} did not arrive whole: drop it again.")
+    st.session_state["dropped"] = kept
+    st.session_state["drop_problems"] = time.monotonic(), problems
 
 
 def warn_of_leaving() -> None:
@@ -71,13 +80,3 @@ def warn_of_leaving() -> None:
 
 def _runs(count: int) -> str:
     return "1 run" if count == 1 else f"{count} runs"
-
-
-def _files(given: Any) -> Iterable[tuple[str, bytes]]:
-    for file in given if isinstance(given, list) else []:
-        if not isinstance(file, Mapping):
-            continue
-        try:
-            yield str(file.get("name")), base64.b64decode(str(file.get("data")), validate=True)
-        except binascii.Error:
-            show_problem(f"{file.get('name')} did not arrive whole: drop it again.")

@@ -84,6 +84,6 @@ def choose_lanes(spec: ModelSpec) -> Choices:
     strategies, options = controls.choose_strategies()
     budgets = controls.choose_budgets(False, several_sizes=True)
     details = controls.choose_details()
-    recordings = controls.choose_recordings(with_harm=True)
+    recordings = controls.choose_recordings(strategies, with_harm=True)
     page.end()
     return Choices(spec, strategies, options, budgets, details, recordings)

@@ -78,7 +78,6 @@ def _finished(job: Job) -> None:
     if job.state is State.CANCELLED:
         st.info("Cancelled. Below is what there was until then.", icon=":material/stop_circle:")
     _answer(trace)
-    share(job.id)
     if not len(trace.refreshes):
         st.info(f"{NO_REFRESH} Choose a smaller chunk size h to see one.")
         _downloads(trace)
@@ -129,8 +128,12 @@ def sample_of(trace: Trace) -> Sample | None:
 @st.fragment
 def _pictures(trace: Trace, job_id: str) -> None:
     with st.container(border=True):
-        st.markdown("##### What the cache held, and what became of the text")
+        with st.container(horizontal=True, horizontal_alignment="distribute", vertical_alignment="center"):
+            st.markdown("##### What the cache held, and what became of the text")
+            place = st.container(width="content")
         view = remembered_player(trace, "player", job_id)
+        with place:  # drawn after the player, whose view is in the link
+            share(job_id)
     refreshes = trace.refreshes["refresh"].tolist()
     shown = refreshes[min(view.refresh or len(refreshes), len(refreshes)) - 1]
     if "surprise" in trace.entries:

@@ -102,6 +102,7 @@ def player(
     group: str = "",
     shared: int = 0,
     last_position: int | None = None,
+    rows: int = 0,
 ) -> View:
     """Draw a player; returns what its user has made it show.
 
@@ -124,6 +125,8 @@ def player(
         ``shared`` positions.
     last_position
         The end of the colour scale, where several players share one; the trace's own last position otherwise.
+    rows
+        Refreshes of the longest of several players, so that rows are of one height in all.
     """
     run = run or key
     result = _component(
@@ -144,6 +147,7 @@ def player(
             "group": group,
             "shared": shared,
             "last": max(len(trace.tokens) - 1, 1) if last_position is None else last_position,
+            "rows": rows,
             "ramps": RAMPS,
         },
         default={"view": None},

@@ -19,7 +19,7 @@ function drawLife(root, player) {
   close.onclick = () => player.pin(-1)
   head.append(text("h6", quoted(model.texts[state.pin])), close)
   const where = `position ${state.pin.toLocaleString("en")}, ${state.pin < model.answer ? "prompt" : "answer"}`
-  root.replaceChildren(head, text("p", where, "where"), ...sentences(model, life).map((line) => text("p", line)))
+  root.replaceChildren(head, text("p", where, "place"), ...sentences(model, life).map((line) => text("p", line)))
   const scored = life.steps.filter((step) => !Number.isNaN(step.score))
   if (scored.length > 1) root.append(chart(model, scored, state.refresh, player))
   if (scored.length) root.append(table(model, scored, player))
@@ -106,7 +106,7 @@ function table(model, steps, player) {
 function expectation(model, state) {
   if (!model.expected) return []
   const at = expectedAt(model, state)
-  if (at < 0) return [text("p", "What the future expected here was not recorded at any refresh up to this one.", "where")]
+  if (at < 0) return [text("p", "What the future expected here was not recorded at any refresh up to this one.", "place")]
   const { probability, words } = model.expectation(at, state.pin)
   const title = text("h6", `What the future expected here, at refresh ${at + 1}`)
   const list = element("ol", "expected")

@@ -4,7 +4,9 @@
 
 const GUTTER = 44 // pixels left of the cells, for the number of tokens seen
 const ROW_HEIGHT = 22 // at most
-const MAP_HEIGHT = 384 // at most, and more only if there are more rows than that
+const MAP_HEIGHT = 384 // at most
+const SMALL_HEIGHT = 160 // at most, where there is only the map
+const LEAST_HEIGHT = 14
 const GAP_FROM = 6 // pixels: cells at least this wide are set apart
 
 class CacheMap {
@@ -50,9 +52,10 @@ class CacheMap {
   resize() {
     if (!this.model || !this.root.clientWidth) return
     const shown = this.zoom ? this.zoom.r1 - this.zoom.r0 : this.model.rows
-    const least = this.player.compact ? 3 : 5
+    const most = this.zoom ? shown : Math.max(shown, this.player.tallest)
+    const row = Math.min(ROW_HEIGHT, (this.player.compact ? SMALL_HEIGHT : MAP_HEIGHT) / most)
     this.width = Math.max(40, this.root.clientWidth - GUTTER)
-    this.height = Math.round(Math.max(Math.min(ROW_HEIGHT * shown, this.player.compact ? 160 : MAP_HEIGHT), least * 8))
+    this.height = Math.max(Math.round(row * shown), LEAST_HEIGHT)
     this.ratio = window.devicePixelRatio || 1
     for (const canvas of [this.cells, this.marks]) {
       canvas.style.width = `${this.width + GUTTER}px`

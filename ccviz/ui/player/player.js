@@ -27,6 +27,7 @@ export default function ({ data, parentElement, setStateValue }) {
   if (!player) {
     player = new Player(root)
     players.set(root, player)
+    root.player = player
   }
   player.tell = (view) => setStateValue("view", view)
   player.receive(data)
@@ -60,6 +61,7 @@ class Player {
     this.content = data.content
     this.group = data.group
     this.shared = data.shared
+    this.tallest = data.rows
     this.ramps = data.ramps
     this.compact = data.parts === "map"
     this.root.dataset.parts = data.parts
@@ -311,7 +313,7 @@ class Player {
 
   showMatch(by = 0) {
     const { model, state, matches } = this
-    const box = this.find(".answer")
+    const box = this.find(".finding")
     box.hidden = !this.asked
     const button = box.querySelector("button")
     if (!matches.length) {
@@ -344,7 +346,7 @@ class Player {
   }
 
   answer(words) {
-    this.find(".answer span").textContent = words
+    this.find(".finding span").textContent = words
     this.say(words)
   }
 
