@@ -33,7 +33,7 @@ def main() -> None:
     """Measure and print."""
     rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 5
     with tempfile.TemporaryDirectory() as folder:
-        server = _serve(Path(folder))
+        server = serve(Path(folder))
         try:
             print(
                 "| strategies x refreshes x slots | a visit, page load included, s | on an open page, s | payload, MB |"
@@ -50,24 +50,24 @@ def main() -> None:
             server.terminate()
 
 
-def made(strategy: str, refreshes: int, slots: int, seed: int) -> Trace:
+def made(strategy: str, refreshes: int, slots: int, seed: int, chunk: int = CHUNK) -> Trace:
     """A trace in which random entries are evicted, as large as a real one of this shape."""
     random = np.random.default_rng(seed)
     held = np.arange(slots)
     rows, entries = [], []
     for refresh in range(refreshes):
-        seen = slots + refresh * CHUNK
-        before = held if not refresh else np.concatenate([held, np.arange(seen - CHUNK, seen)])
+        seen = slots + refresh * chunk
+        before = held if not refresh else np.concatenate([held, np.arange(seen - chunk, seen)])
         kept = np.zeros(len(before), bool)
         kept[np.sort(random.choice(len(before), slots, replace=False))] = True
         entries.append((np.full(len(before), refresh), before, random.random(len(before), np.float32), kept))
         held = before[kept]
         rows.append((refresh, seen, "prefill", len(before), slots, 0.01, 46080 * slots))
-    last = slots + (refreshes - 1) * CHUNK
+    last = slots + (refreshes - 1) * chunk
     columns = ["refresh", "tokens_seen", "phase", "size_before", "size_after", "seconds", "cache_bytes"]
     number, position, score, kept = (np.concatenate(part) for part in zip(*entries, strict=True))
     return Trace(
-        {"strategy": strategy, "cache_size": slots, "chunk_size": CHUNK, "model": "none", "stop_reason": "length"},
+        {"strategy": strategy, "cache_size": slots, "chunk_size": chunk, "model": "none", "stop_reason": "length"},
         pd.DataFrame(
             {
                 "position": np.arange(last, dtype="int32"),
@@ -115,7 +115,7 @@ def drawn(files: list[Path], rounds: int) -> tuple[float, float, float]:
                 visits.append(seconds)
                 before, began = received[0], time.perf_counter()
                 page.get_by_role("radio", name="by score rank").click()  # pictures this browser has not seen
-                _settled(page, len(files), "slot, best score")
+                _settled(page, len(files), "rank")
                 clicks.append(time.perf_counter() - began)
                 payloads.append(received[0] - before)
         browser.close()
@@ -141,21 +141,13 @@ def _visit(context: BrowserContext, address: str, count: int) -> tuple[float, li
     return time.perf_counter() - began, received, page
 
 
-def _settled(page: Page, count: int, axis: str = "slot, oldest token") -> None:
-    """Wait until that many position heatmaps in this order of slots, and no other chart, hold a drawn picture."""
-    page.wait_for_function(
-        """([count, axis]) => {
-             const plots = [...document.querySelectorAll('.js-plotly-plot')]
-             const heatmaps = plots.filter((plot) => plot.querySelector('.heatmaplayer image')
-               && (plot._fullLayout?.xaxis?.title?.text || '').startsWith(axis))
-             return plots.length === count && heatmaps.length === count
-           }""",
-        arg=[count, axis],
-        polling="raf",
-    )
+def _settled(page: Page, count: int, order: str = "position") -> None:
+    """Wait until that many players have drawn their pictures in this order of slots."""
+    page.locator(f".player[data-drawn][data-order={order}]").nth(count - 1).wait_for()
 
 
-def _serve(folder: Path) -> subprocess.Popen[bytes]:
+def serve(folder: Path) -> subprocess.Popen[bytes]:
+    """The app, with its data in this folder."""
     command = [sys.executable, "-m", "streamlit", "run", "app.py", "--server.headless", "true"]
     command += ["--server.port", str(PORT), "--server.fileWatcherType", "none"]
     environment = {**os.environ, "CCVIZ_DATA": str(folder)}

@@ -23,7 +23,7 @@ ROOT = Path(__file__).parent.parent
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"]
 FLAGS += ["--disable-sync", "--no-first-run"]
-PATIENCE = 20_000  # milliseconds; a busy machine may be many times slower, and the first load may fetch the model
+PATIENCE = 300_000  # milliseconds; a busy machine may be many times slower, and the first load may fetch the model
 
 
 @dataclass(frozen=True)

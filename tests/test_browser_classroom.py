@@ -129,6 +129,7 @@ def test_a_prediction_of_when_and_the_address_of_a_step(page: Page, server: Serv
 def test_presenting_by_keyboard(page: Page, server: Server) -> None:
     page.goto(f"{server.url}/classroom?lesson=2-a-sliding-window-forgets")
     at_step(page, 1)
+    page.locator(".keys[data-listens]").wait_for(state="attached")
     page.keyboard.press("p")
     expect(page.get_by_test_id("stSidebar")).to_be_hidden()
     page.wait_for_url(re.compile("present=1"))
@@ -262,7 +263,7 @@ def test_files_dropped_anywhere_are_kept_and_opened(shelf: tuple[Server, Page], 
         document.querySelector("h2").dispatchEvent(event)
       }
     }"""
-    page.locator(".drop").wait_for(state="attached")
+    page.locator(".drop[data-listens]").wait_for(state="attached")
     page.evaluate(drop, ["broken.ccviz", base64.b64encode(b"PK no").decode()])
     expect(page.get_by_text(re.compile(r"broken\.ccviz is not a \.ccviz file"))).to_be_visible()
     page.evaluate(drop, ["mine.ccviz", base64.b64encode(run_file("counter_causal").read_bytes()).decode()])

@@ -37,6 +37,7 @@ export default function ({ parentElement, setTriggerValue }) {
     for (const [kind, act] of Object.entries(listeners)) document.removeEventListener(kind, act, true)
   })
   watch.observe(document.body, { childList: true, subtree: true })
+  sign.dataset.listens = "yes"
 }
 
 function read(file) {

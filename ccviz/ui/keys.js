@@ -32,4 +32,5 @@ export default function ({ parentElement, setTriggerValue }) {
     sign.send(name)
   }
   document.addEventListener("keydown", heard)
+  sign.dataset.listens = "yes"
 }

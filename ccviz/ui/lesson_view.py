@@ -162,12 +162,12 @@ def _of_tokens(solved: Solved) -> bool:
 
 def _choose_tokens(step: Step, solved: Solved, key: str, revealed: bool) -> list[int]:
     texts = recorded_run(step.runs[0]).tokens["text"]
-    tries = st.session_state.get(f"tries-{key}", 0)
+    of = f"{key}-{st.session_state.get(f'tries-{key}', 0)}"
     chosen: list[int] = st.session_state.get(f"chosen-{key}", [])
     result = _picker(
-        key=f"picker-{key}-{tries}",
+        key="picker",
         data={
-            "of": f"{key}-{tries}",
+            "of": of,
             "tokens": [
                 {"position": position, "text": texts[position], "kept": position in solved.right}
                 if revealed
@@ -181,7 +181,9 @@ def _choose_tokens(step: Step, solved: Solved, key: str, revealed: bool) -> list
         on_chosen_change=lambda: None,
     )
     told = result.get("chosen")
-    return [position for position in told if position in solved.options] if isinstance(told, list) else chosen
+    if not isinstance(told, Mapping) or told.get("of") != of:
+        return chosen
+    return [position for position in told["positions"] if position in solved.options]
 
 
 def _choose_one(solved: Solved, key: str, revealed: bool) -> list[int]:

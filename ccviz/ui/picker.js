@@ -42,7 +42,7 @@ export default function ({ data, parentElement, setStateValue }) {
       }
       show()
       tell()
-      setStateValue("chosen", [...positions])
+      setStateValue("chosen", { of: data.of, positions: [...positions] })
     }
     line.append(button)
     if (text.endsWith("\n")) line.append(document.createElement("br"))

@@ -123,6 +123,7 @@ class Player {
     }
     this.shown()
     this.marked(state.pin)
+    this.root.dataset.order = state.order
     this.root.dataset.drawn = this.content
   }
 
