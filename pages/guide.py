@@ -33,9 +33,9 @@ def main() -> None:
     )
     st.markdown("#### The pictures")
     st.markdown(
-        "- **Player.** Point at a cell and its word is framed in the text, and the reverse. Click to pin a token: its life "
-        "stands beside the text, its score at each refresh against the lowest that stayed, and what the future expected in "
-        "its place. Find a word, drag a box to zoom, press play. Every key is listed below it.\n"
+        "- **Player.** Point at a cell and its word is framed in the text, and the reverse. Click to pin a token: its "
+        "life stands beside the text, its score at each refresh against the lowest that stayed, and what the future "
+        "expected in its place. Find a word, drag a box to zoom, press play. Every key is listed below it.\n"
         "- **Heatmap.** One row a refresh, top to bottom as time passes; one cell an entry that the cache kept. The "
         "colour says where in the text the token stands: blue is the beginning, red the end. A row that is all red has "
         "forgotten the beginning.\n"

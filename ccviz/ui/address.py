@@ -89,7 +89,7 @@ def show_to_watchers(job_id: str) -> None:
     """Let those who watch see the job that this page is about, as its address says."""
     secret = _secret()
     if secret:
-        channels().show(watch_key(secret), job_id, View.read(st.query_params))
+        channels().show(watch_key(secret), job_id, current_view(job_id))
 
 
 def watch_key(secret: str) -> str:

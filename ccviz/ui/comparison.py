@@ -26,10 +26,9 @@ from ccviz.ui.answers import answers_view
 from ccviz.ui.page import plain, show_problem
 from ccviz.ui.player import View, player
 from ccviz.ui.results import ORDER_TITLES, lane_title, sample_of
-from ccviz.ui.status import job_head
+from ccviz.ui.status import POLL_SECONDS, job_head, picture_seconds
 from ccviz.ui.text_view import shared_view
 
-LIVE_SECONDS = 1.0  # between two looks at a run that goes on: several pictures take a browser longer than one
 LOOKS = {
     "caches": "What each cache held",
     "step": "Step through two",
@@ -58,25 +57,35 @@ TABLE_TITLES = {
 
 def show_comparison(runner: Runner, job: Job) -> None:
     """Draw a job of several lanes: live while it goes on, in full once it has ended."""
+    show_to_watchers(job.id)
     if job.ended:
         _finished(job)
     else:
         _live(runner, job)
 
 
-@st.fragment(run_every=LIVE_SECONDS)
 def _live(runner: Runner, job: Job) -> None:
+    _live_head(runner, job)
+    st.fragment(_live_pictures, run_every=picture_seconds(job))(job)
+
+
+@st.fragment(run_every=POLL_SECONDS)
+def _live_head(runner: Runner, job: Job) -> None:
     if job.ended:
         st.rerun()
     with st.container(border=True):
         job_head(runner, job)
+
+
+def _live_pictures(job: Job) -> None:
     traces = job.traces()
-    if traces:
-        answers_view(traces, key="live_answers")
-        if any(len(trace.refreshes) for trace in traces.values()):
-            order = st.session_state.get("compare_order") or "position"
-            small_players(traces, job.id, replace(View(), order=order), ORDERS.index(order))
-            show_to_watchers(job.id)
+    if not traces:
+        return
+    answers_view(traces, key="live_answers")
+    if any(len(trace.refreshes) for trace in traces.values()):
+        order = st.session_state.get("compare_order") or "position"
+        small_players(traces, job.id, replace(View(), order=order), ORDERS.index(order))
+        show_to_watchers(job.id)
 
 
 def _finished(job: Job) -> None:

@@ -15,10 +15,10 @@ from ccviz.metrics import NO_REFRESH, run_summary, token_states
 from ccviz.prompts import Sample, load_sample, sample_names
 from ccviz.strategies import strategy_class, strategy_names
 from ccviz.trace import Trace
-from ccviz.ui.address import current_view, remember, share
+from ccviz.ui.address import current_view, remember, share, show_to_watchers
 from ccviz.ui.page import plain, show_problem
 from ccviz.ui.player import View, player
-from ccviz.ui.status import POLL_SECONDS, job_head
+from ccviz.ui.status import POLL_SECONDS, job_head, picture_seconds
 
 ORDER_TITLES = {"rank": "by score rank", "position": "by position", "in place": "in place"}
 COLUMN_HELP = {
@@ -34,6 +34,7 @@ COLUMN_HELP = {
 
 def show_job(runner: Runner, job: Job) -> None:
     """Draw a job: live while it goes on, in full once it has ended."""
+    show_to_watchers(job.id)
     if job.ended:
         _finished(job)
     else:
@@ -43,23 +44,32 @@ def show_job(runner: Runner, job: Job) -> None:
 # While it goes on
 
 
-@st.fragment(run_every=POLL_SECONDS)
 def _live(runner: Runner, job: Job) -> None:
+    _live_head(runner, job)
+    st.fragment(_live_player, run_every=picture_seconds(job))(job)
+
+
+@st.fragment(run_every=POLL_SECONDS)
+def _live_head(runner: Runner, job: Job) -> None:
     if job.ended:
         st.rerun()
     with st.container(border=True):
         job_head(runner, job)
         trace = job.trace()
-        text = trace.text if trace is not None else ""
         st.caption("Answer so far")
-        st.text(text or "…")
-    if trace is not None:
-        with st.container(border=True):
-            st.markdown("##### What the cache held, so far")
-            if len(trace.refreshes):
-                remembered_player(trace, "live_player", job.id)
-            else:
-                st.caption("A picture of the cache grows here, one row a refresh.")
+        st.text((trace.text if trace is not None else "") or "…")
+
+
+def _live_player(job: Job) -> None:
+    trace = job.trace()
+    if trace is None:
+        return
+    with st.container(border=True):
+        st.markdown("##### What the cache held, so far")
+        if len(trace.refreshes):
+            remembered_player(trace, "live_player", job.id)
+        else:
+            st.caption("A picture of the cache grows here, one row a refresh.")
 
 
 # When it has ended

@@ -7,10 +7,12 @@ import streamlit as st
 from ccviz.jobs import Job, Runner, State
 from ccviz.models import ModelSpec
 from ccviz.network import LanguageModel
+from ccviz.strategies import strategy_class
 from ccviz.ui import page
 from ccviz.ui.page import plain
 
 POLL_SECONDS = 0.5
+LEAST_PICTURE_SECONDS = 1.0
 
 
 def model_status(runner: Runner, spec: ModelSpec, model: LanguageModel | None) -> None:
@@ -33,6 +35,19 @@ def _wait_for_model(job: Job) -> None:
         st.rerun()
     st.caption(page.plain(job.message) or "Waiting for the model.")
     st.progress(0.5 if job.state is State.LOADING else 0.0)
+
+
+def picture_seconds(job: Job) -> float:
+    """Seconds between two pictures of a run that goes on; they should take no more than about 2 MB a second."""
+    size = 0.0
+    for request in job.requests.values():
+        settings = request.settings
+        words = request.prompt if not isinstance(request.prompt, str) else request.prompt[::4]  # about a token each
+        tokens = len(words) + settings.max_new_tokens
+        size += 8 * tokens
+        if strategy_class(request.strategy).evicts:
+            size += 9 * tokens / settings.chunk_size * (settings.cache_size + settings.chunk_size)
+    return min(30.0, max(LEAST_PICTURE_SECONDS, size / 2e6))
 
 
 def job_head(runner: Runner, job: Job) -> None:
