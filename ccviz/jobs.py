@@ -298,6 +298,7 @@ class Runner:
             return self._model
         with self._lock:
             self._model = self._spec = None
+        gc.unfreeze()
         gc.collect()  # the old weights go before the new ones come
 
         def tell(message: str) -> None:
@@ -305,6 +306,10 @@ class Runner:
 
         tell(f"Loading {job.spec.name}.")
         model = self._load(job.spec.name, job.spec.device, job.spec.dtype, progress=tell)
+        # Streamlit collects garbage after every pass of a page, holding up the decoding thread for as long as that takes:
+        # a third of a second with torch and a model in memory, a few milliseconds with these set aside.
+        gc.collect()
+        gc.freeze()
         with self._lock:
             self._model, self._spec = model, job.spec
         return model

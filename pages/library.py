@@ -167,7 +167,7 @@ def _row(card: Card) -> None:
                 spoken = re.sub(r"[^\w\s]+", " ", card.title).strip() or "run"  # a label is Markdown, and is read aloud
                 st.checkbox(f"Choose {spoken}", key=f"chosen-{card.id}", label_visibility="collapsed", width="content")
                 st.markdown(f"**{plain(card.title)}**")
-            with st.container(horizontal=True, width="content"):
+            with st.container(horizontal=True, width="content", vertical_alignment="center"):
                 st.page_link(
                     "app.py",
                     label="Open",

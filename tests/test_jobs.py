@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
@@ -516,3 +516,38 @@ def test_jobs_bring_no_streamlit_with_them() -> None:
     code = "import sys, ccviz.jobs; assert 'torch' in sys.modules; assert 'streamlit' not in sys.modules; print('none')"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.stdout == "none\n", done.stderr
+
+
+def test_a_loaded_model_is_set_aside_from_the_garbage_collector(tiny_llama: LanguageModel) -> None:
+    gc.unfreeze()
+    runner = Runner(load=lambda *_given, **_named: tiny_llama)
+    assert runner.prepare(SPEC).wait(PATIENCE)
+    frozen = gc.get_freeze_count()
+    gc.unfreeze()
+    assert frozen > 10_000  # a pass of a page collects garbage, and must not go through all of torch each time
+
+
+def test_what_cannot_be_kept_is_noted_and_the_run_is_still_there(tiny_llama: LanguageModel) -> None:
+    def keep(job_id: str, traces: Mapping[str, Trace]) -> None:
+        assert len(traces) == 1
+        raise UserError(f"No room for {job_id}.")
+
+    runner = Runner(load=lambda *_given, **_named: tiny_llama, keep=keep)
+    job = runner.submit(SPEC, request(max_new_tokens=3))
+    assert job.wait(PATIENCE)
+    assert job.state is State.DONE
+    assert job.note == f"No room for {job.id}."
+    assert job.trace() is not None
+
+
+def test_every_run_that_ended_is_kept_with_its_traces(tiny_llama: LanguageModel) -> None:
+    kept: dict[str, Mapping[str, Trace]] = {}
+    runner = Runner(
+        load=lambda *_given, **_named: tiny_llama, keep=lambda job_id, traces: kept.update({job_id: traces})
+    )
+    first = runner.submit(SPEC, request(max_new_tokens=3))
+    unkept = runner.submit(SPEC, request(max_new_tokens=3), kept=False)
+    assert first.wait(PATIENCE)
+    assert unkept.wait(PATIENCE)
+    assert list(kept) == [first.id]
+    assert kept[first.id] == first.traces()

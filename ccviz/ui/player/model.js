@@ -92,7 +92,10 @@ class Model {
 
   width(order) {
     let widest = 1
-    for (let row = 0; row < this.rows; row++) widest = Math.max(widest, this.columns(order, row).length)
+    for (let row = 0; row < this.rows; row++) {
+      const columns = order === "in place" ? this.columns(order, row) : this.survivors(row)
+      widest = Math.max(widest, columns.length)
+    }
     return widest
   }
 

@@ -283,6 +283,7 @@ class Player {
     clearInterval(this.timer)
     this.timer = null
     this.playing(false)
+    if (!this.compact) this.reader.update()
     this.say(this.find(".sentence").textContent)
     this.changed()
   }

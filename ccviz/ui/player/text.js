@@ -2,8 +2,9 @@
 // they are near what is visible. Token texts are inserted with textContent only.
 
 const BLOCK = 160 // tokens; a block ends after a line where it can
+const READABLE = 120 // milliseconds
 const LINE = 27 // pixels, to guess the height of a block that was never drawn
-const NEAR = "500px"
+const NEAR = "250px"
 
 class TokenText {
   constructor(root, player) {
@@ -86,8 +87,11 @@ class TokenText {
     this.paint(block)
   }
 
-  // Another refresh
+  // Another refresh; while it plays, no more often than eyes can follow.
   update() {
+    const now = performance.now()
+    if (this.player.timer && now - this.updated < READABLE) return
+    this.updated = now
     const row = this.player.state.refresh
     if (!this.model.rows) {
       this.states = new Uint8Array(this.model.tokens)
@@ -109,10 +113,10 @@ class TokenText {
       if (this.states[position] === EVICTED && model.lostAt[position] === row) name += " now"
       if (this.states[position] === KEPT && model.rows && model.protection(row, position)) name += " safe"
       if (position === model.answer) name += " answer"
+      const level = Math.round((this.shades.get(position) ?? 0) / 10) // ten levels: few change from step to step
+      if (level) name += ` s${level}`
       name += this.marked(position)
       if (span.className !== name) span.className = name
-      const shade = this.shades.get(position) ?? 0
-      if (span.shade !== shade) span.style.setProperty("--shade", (span.shade = shade))
     })
   }
 
