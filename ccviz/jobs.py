@@ -306,8 +306,8 @@ class Runner:
 
         tell(f"Loading {job.spec.name}.")
         model = self._load(job.spec.name, job.spec.device, job.spec.dtype, progress=tell)
-        # Streamlit collects garbage after every pass of a page, holding up the decoding thread for as long as that takes:
-        # a third of a second with torch and a model in memory, a few milliseconds with these set aside.
+        # Streamlit collects garbage after every pass of a page, and holds up the decoding thread for as long as that
+        # takes: a fifth of a second with torch and a model in memory, next to nothing with these set aside.
         gc.collect()
         gc.freeze()
         with self._lock:
