@@ -146,14 +146,15 @@ def _settled(page: Page, count: int, order: str = "position") -> None:
     page.locator(f".player[data-drawn][data-order={order}]").nth(count - 1).wait_for()
 
 
-def serve(folder: Path) -> subprocess.Popen[bytes]:
-    """The app, with its data in this folder."""
+def serve(folder: Path, wait: bool = True) -> subprocess.Popen[bytes]:
+    """The app, with its data in this folder; given some seconds to come up unless told otherwise."""
     command = [sys.executable, "-m", "streamlit", "run", "app.py", "--server.headless", "true"]
     command += ["--server.port", str(PORT), "--server.fileWatcherType", "none"]
     environment = {**os.environ, "CCVIZ_DATA": str(folder)}
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT, env=environment)
-    time.sleep(6)
+    if wait:
+        time.sleep(6)
     return process
 
 

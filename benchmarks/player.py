@@ -1,17 +1,20 @@
-"""How smoothly the player steps through long traces, in a real Chromium.
+"""How smoothly the player steps through long traces, and how soon the classroom shows a picture, in a real Chromium.
 
     python benchmarks/player.py
 
 Opens traces of 32,000 tokens and 512 refreshes on the Explore page and measures, in the page: the time from the upload
 to the drawn player; frames while it plays 32 refreshes a second; and the time that one step, one pointed-at cell, one
-pinned token, one zoom and one change of order take. Needs playwright and Chromium (requirements-dev.txt); prints a
-Markdown table.
+pinned token, one zoom and one change of order take. Then it starts servers anew and measures the first visit of the
+Classroom page, with the network cut off, in a browser that has never seen the app. Needs playwright and Chromium
+(requirements-dev.txt); prints a Markdown table.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
+import statistics
 import tempfile
 import time
 from pathlib import Path
@@ -19,6 +22,7 @@ from typing import Any
 
 from drawing import PORT, made, serve
 from playwright.sync_api import Browser, sync_playwright
+from playwright.sync_api import Error as PlaywrightError
 
 from ccviz.trace import Trace
 
@@ -94,6 +98,37 @@ def main() -> None:
         finally:
             browser.close()
             server.terminate()
+            server.wait()
+    with tempfile.TemporaryDirectory() as folder:
+        whole, visit = first_picture(Path(folder))
+    print(f"\nClassroom, first picture: {visit:.2f} s after the first request, {whole:.2f} s after the server's start.")
+
+
+def first_picture(folder: Path, rounds: int = 3) -> tuple[float, float]:
+    """Median seconds to the Classroom's first picture: from the start of the server, and from the first request."""
+    whole, visit = [], []
+    for _ in range(rounds):
+        began = time.perf_counter()
+        server = serve(folder, wait=False)
+        with sync_playwright() as playwright:
+            path = os.environ.get("CHROMIUM", "/usr/bin/chromium")
+            browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox", "--disable-gpu"])
+            page = browser.new_page(viewport={"width": 1280, "height": 900})
+            page.route(re.compile(r"^https?://(?!127\.0\.0\.1)"), lambda route: route.abort())
+            while True:
+                asked = time.perf_counter()
+                try:
+                    page.goto(f"http://127.0.0.1:{PORT}/classroom")
+                    break
+                except PlaywrightError:
+                    time.sleep(0.05)
+            page.locator(".player[data-drawn]").wait_for()
+            visit.append(time.perf_counter() - asked)
+            whole.append(time.perf_counter() - began)
+            browser.close()
+        server.terminate()
+        server.wait()
+    return statistics.median(whole), statistics.median(visit)
 
 
 def measured(browser: Browser, file: Path) -> tuple[float, dict[str, Any]]:

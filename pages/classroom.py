@@ -170,7 +170,6 @@ def _foot(lesson: Lesson, at: int) -> None:
         st.button(
             "Back", on_click=_go, args=(lesson, at - 1), key="step_back", disabled=at == 0, icon=":material/arrow_back:"
         )
-        st.caption("Keys: → or PageDown on, ← or PageUp back, Enter reveals, p presents.")
         if not last:
             st.button(
                 "Next",
@@ -185,6 +184,7 @@ def _foot(lesson: Lesson, at: int) -> None:
             st.button("Next lesson", on_click=_go, args=(following, 0), key="next_lesson", type="primary")
         else:
             st.button("All lessons", on_click=_go, args=(None, 0), key="lessons_end", type="primary")
+    st.caption("Keys: → or PageDown on, ← or PageUp back, Enter reveals, p presents.")
 
 
 main()

@@ -155,7 +155,7 @@ def test_a_pinned_token_tells_its_life(player: Locator, trace: Trace, lisbon: in
     expect(life).to_contain_text("64 could stay")
     token(player, lisbon).click()
     expect(life).to_contain_text("Read before refresh 3, at 48 tokens.")
-    expect(life).to_contain_text("Still in the cache after the last refresh.")
+    expect(life).to_contain_text("Still in the cache after refresh 7.")
     expect(life.get_by_role("img")).to_have_attribute("aria-label", re.compile("Score from .* over 3 refreshes"))
     life.get_by_text("Score and rank at each refresh").click()
     rows = life.locator("tr")

@@ -130,3 +130,14 @@ def test_another_set_in_the_same_place_is_refused(folder: str, ccviz_says: Ccviz
     asked = comparing(folder, "--prompts", tmp_path / "p.txt", "--output-dir", tmp_path / "o", *SMALL, "--strategies")
     assert ccviz_says(*asked, "full")[0] == 0
     assert "another set of prompts or settings" in assert_one_line(ccviz_says(*asked, "importance"))
+
+
+def test_what_the_future_expected_is_recorded_when_asked_for(folder: str, ccviz_says: Ccviz, tmp_path: Path) -> None:
+    asked = ["--prompt", "The sun is out.", "--strategies", "sliding_window,counter_causal", "--explain", *SMALL]
+    status, _, _ = ccviz_says(*comparing(folder, *asked, "--output-dir", tmp_path / "runs"))
+    assert status == 0
+    entries = Trace.open(tmp_path / "runs" / "counter_causal.ccviz").entries
+    assert entries["probability"].between(0, 1).any()
+    assert "probability" not in Trace.open(tmp_path / "runs" / "sliding_window.ccviz").entries
+    asked = ["--prompt", "The sun is out.", "--strategies", "sliding_window,importance", "--explain", *SMALL]
+    assert_one_line(ccviz_says(*comparing(folder, *asked, "--output-dir", tmp_path / "no")), "makes none")

@@ -15,6 +15,19 @@ from packaging.utils import canonicalize_name
 
 PACKAGE = ROOT / "ccviz"
 LEVELS = ["errors", "cache", "network", "strategies", "settings", "engine", "runs", "jobs", "ui"]
+READERS = [
+    "errors",
+    "events",
+    "tokens",
+    "trace",
+    "metrics",
+    "prompts",
+    "figures",
+    "export",
+    "library",
+    "lessons",
+    "handout",
+]
 FILES = sorted(PACKAGE.rglob("*.py"))
 PAGES = [ROOT / "app.py", *sorted((ROOT / "pages").glob("*.py"))]
 ENGINE = [path for path in FILES if path.relative_to(PACKAGE).parts[0] != "ui"]
@@ -81,12 +94,12 @@ def test_the_engine_knows_nothing_of_pictures_or_the_command_line(name: str) -> 
     assert not [found for path in paths for found in imported(path) & drawn]
 
 
-@pytest.mark.parametrize("name", ["errors", "events", "tokens", "trace", "metrics", "prompts", "figures", "export"])
+@pytest.mark.parametrize("name", READERS)
 def test_what_reads_a_trace_does_not_import_torch(name: str) -> None:
     assert not roots(PACKAGE / f"{name}.py") & {"torch", "transformers", "accelerate"}
 
 
-@pytest.mark.parametrize("name", ["trace", "metrics", "figures", "export", "prompts"])
+@pytest.mark.parametrize("name", READERS[1:])
 def test_reading_a_trace_does_not_wait_for_torch(name: str) -> None:
     code = f"import sys, ccviz.{name}; print(sorted({{'torch', 'transformers', 'streamlit'}} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import base64
+import sys
 from typing import Any
 
 import numpy as np
 import pytest
-from conftest import tiny
+from conftest import ROOT, tiny
 
 import ccviz
 from ccviz.trace import Trace
 from ccviz.ui.player import View, player_data
+
+sys.path.insert(0, str(ROOT / "benchmarks"))  # whose script makes traces of any size
 
 PROMPT = "the sun is out and the sea is calm today, so they went out"
 BUDGET: dict[str, Any] = {"cache_size": 20, "chunk_size": 8, "max_new_tokens": 10, "frozen_size": 3}
@@ -34,7 +37,8 @@ def test_every_entry_is_sent(lanes: dict[str, Trace]) -> None:
     names = np.array(sent["protections"])
     assert sent["texts"] == trace.tokens["text"].tolist()
     assert sent["seen"] == trace.refreshes["tokens_seen"].tolist()
-    np.testing.assert_array_equal(unpacked(entries["positions"], "<u4"), trace.entries["position"])
+    assert not entries["wide"]
+    np.testing.assert_array_equal(unpacked(entries["positions"], "<u2"), trace.entries["position"])
     np.testing.assert_array_equal(marks & 1, trace.entries["kept"])
     assert names[marks >> 1].tolist() == trace.entries["protected"].tolist()
     np.testing.assert_array_equal(unpacked(entries["scores"], "<f4"), trace.entries["score"])
@@ -47,6 +51,15 @@ def test_entries_in_any_order_are_sent_in_order(lanes: dict[str, Trace]) -> None
     trace = lanes["counter_causal"]
     shuffled = Trace(trace.config, trace.tokens, trace.refreshes, trace.entries.sample(frac=1, random_state=1))
     assert player_data(shuffled)["entries"] == player_data(trace)["entries"]
+
+
+def test_positions_beyond_two_bytes_are_sent_in_four() -> None:
+    from drawing import made
+
+    trace = made("sliding_window", 2, 70_000, 0)
+    sent = player_data(trace)["entries"]
+    assert sent["wide"]
+    np.testing.assert_array_equal(unpacked(sent["positions"], "<u4"), trace.entries["position"])
 
 
 def test_a_full_cache_sends_no_entries(lanes: dict[str, Trace]) -> None:

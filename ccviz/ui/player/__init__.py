@@ -173,7 +173,8 @@ def player_data(trace: Trace) -> dict[str, Any]:
     """Texts, refreshes and entries of a trace, for ``model.js``: JSON types, arrays as base64 of little-endian bytes.
 
     ``entries`` is None for a full cache, whose entries are all positions seen. In ``marks`` bit 0 says kept, and the
-    bits above name the protection. ``expected``, where it was recorded, holds five words an entry by their number.
+    bits above name the protection; positions are of 4 bytes where they are ``wide``, else of 2. ``expected``, where it
+    was recorded, holds five words an entry by their number.
     """
     refreshes = trace.refreshes
     data: dict[str, Any] = {
@@ -195,10 +196,12 @@ def player_data(trace: Trace) -> dict[str, Any]:
     entries = trace.entries.sort_values(["refresh", "position"], kind="stable", ignore_index=True)
     codes, names = pd.factorize(pd.concat([pd.Series([""]), entries["protected"]], ignore_index=True))
     starts = np.searchsorted(entries["refresh"], [*refreshes["refresh"], np.iinfo(np.int32).max])
+    wide = len(trace.tokens) > 1 << 16
     data["protections"] = names.tolist()
     data["entries"] = {
         "starts": _packed(starts, "<u4"),
-        "positions": _packed(entries["position"], "<u4"),
+        "wide": wide,
+        "positions": _packed(entries["position"], "<u4" if wide else "<u2"),
         "marks": _packed(entries["kept"].to_numpy() | (codes[1:] << 1), "u1"),
         "scores": _packed(entries["score"], "<f4"),
     }

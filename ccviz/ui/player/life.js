@@ -33,7 +33,7 @@ function sentences(model, life) {
   if (life.lost < 0) {
     const last = life.steps.at(-1)
     const safe = last?.protection ? `, ${safety[last.protection] ?? "protected"}` : ""
-    return [first, `Still in the cache after the last refresh${safe}.`]
+    return [first, `Still in the cache after refresh ${model.rows}${safe}.`]
   }
   const step = life.steps.find((one) => one.row === life.lost)
   const why =

@@ -27,7 +27,7 @@ class Model {
     this.identity = Uint32Array.from({ length: this.tokens }, (_, position) => position)
     if (this.records) {
       this.starts = decoded(data.entries.starts, Uint32Array)
-      this.positions = decoded(data.entries.positions, Uint32Array)
+      this.positions = decoded(data.entries.positions, data.entries.wide ? Uint32Array : Uint16Array)
       this.marks = decoded(data.entries.marks, Uint8Array)
       this.scores = decoded(data.entries.scores, Float32Array)
     }
