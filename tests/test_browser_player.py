@@ -21,7 +21,7 @@ from ccviz.lessons import find_text, recorded_run, run_file
 from ccviz.metrics import slot_grid
 from ccviz.trace import Trace
 
-pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.browser, pytest.mark.model, pytest.mark.slow, pytest.mark.timeout(900)]
 
 NAME = "counter_causal"
 LEFT = 44  # pixels before the first cell
@@ -44,6 +44,7 @@ def address(browser: Browser, server: Server) -> Iterator[str]:
         context.set_default_timeout(PATIENCE)
         page = context.new_page()
         page.goto(server.url)
+        page.get_by_text("of cache a token").wait_for()
         wait_ready(page)
         page.get_by_role("button", name="Open a saved run").click()
         page.locator("input[type=file]").last.set_input_files(run_file(NAME))
@@ -367,13 +368,13 @@ def test_two_players_go_in_step(browser: Browser, server: Server, lisbon: int) -
         expect(right.locator(".where")).to_have_text("refresh 12 of 14 · after 96 tokens")
 
 
-@pytest.mark.model
 def test_a_watch_link_follows_another_browser(browser: Browser, tmp_path: Path) -> None:
     with serve(tmp_path) as server, browser.new_context() as ours, browser.new_context() as theirs:
         for context in (ours, theirs):
             context.set_default_timeout(PATIENCE)
         teacher, pupil = ours.new_page(), theirs.new_page()
         teacher.goto(f"{server.url}/?new=24&dtype=float32")
+        teacher.get_by_text("of cache a token").wait_for()
         wait_ready(teacher)
         teacher.get_by_role("button", name="Open a saved run").click()
         teacher.locator("input[type=file]").last.set_input_files(run_file(NAME))
@@ -396,6 +397,12 @@ def test_a_watch_link_follows_another_browser(browser: Browser, tmp_path: Path) 
         token(shown, 40).click()
         expect(seen.locator(".where")).to_contain_text("refresh 6 of 7")
         expect(token(seen, 40)).to_have_class(re.compile("pinned"))
+        assert "teach" not in teacher.url  # whoever is given the address must not be able to show
+        teacher.reload()
+        shown.wait_for()
+        wait_ready(teacher)
+        shown.get_by_role("button", name="One refresh back").click()
+        expect(seen.locator(".where")).to_contain_text("refresh 5 of 7")
         teacher.get_by_role("radio", name="Patient letters").click()
         wait_ready(teacher)
         teacher.get_by_text("prompt tokens").first.wait_for()

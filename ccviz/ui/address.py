@@ -18,6 +18,18 @@ from ccviz.ui.player import View
 
 VIEW_PARAMETERS = ("refresh", "order", "pin", "ramp")
 MOST_CHANNELS = 200
+COOKIE = "ccviz_teach"
+
+_keep_cookie = st.components.v2.component(
+    "ccviz_cookie",
+    html="<div class='cookie'>\n</div>",
+    js="""
+export default function ({ data }) {
+  const age = data.value ? 12 * 3600 : 0
+  document.cookie = `${data.name}=${data.value}; path=/; max-age=${age}; SameSite=Strict`
+}
+""",
+)
 
 
 @dataclass
@@ -98,10 +110,11 @@ def watch_key(secret: str) -> str:
 
 
 def _secret() -> str:
-    secret = str(st.query_params.get("teach") or st.session_state.get("teach") or "")
-    if secret:
-        st.session_state["teach"] = st.query_params["teach"] = secret
-    return secret
+    """What lets this visitor show; "" for who does not. Never in the address, which may be given away."""
+    state = st.session_state
+    if "teach" not in state:
+        state["teach"] = st.context.cookies.get(COOKIE, "")  # of this browser, before it loaded the page anew
+    return str(state["teach"])
 
 
 def share(job_id: str) -> None:
@@ -109,11 +122,11 @@ def share(job_id: str) -> None:
     with st.popover("Share", icon=":material/share:"):
         base = str(st.context.url or "").partition("?")[0]
         st.markdown("**A link to what is on screen**")
-        parameters = {name: value for name, value in st.query_params.items() if name != "teach"}
-        st.code(f"{base}?{urlencode(parameters)}", language=None, wrap_lines=True)
+        st.code(f"{base}?{urlencode(st.query_params.to_dict())}", language=None, wrap_lines=True)
         st.caption("It shows this run, refresh, order and pinned token on this server, for as long as the run is kept.")
         st.markdown("**A link to watch**")
         secret = _secret()
+        _keep_cookie(key="teach_cookie", data={"name": COOKIE, "value": secret})
         if secret:
             origin = base.removesuffix("/compare").removesuffix("/")
             st.code(f"{origin}/?{urlencode({'watch': watch_key(secret)})}", language=None, wrap_lines=True)
@@ -127,11 +140,10 @@ def share(job_id: str) -> None:
 
 
 def _start(job_id: str) -> None:
-    st.session_state["teach"] = st.query_params["teach"] = secrets.token_urlsafe(12)
+    st.session_state["teach"] = secrets.token_urlsafe(12)
     show_to_watchers(job_id)
 
 
 def _stop() -> None:
     channels().close(watch_key(_secret()))
-    st.session_state.pop("teach", None)
-    st.query_params.pop("teach", None)
+    st.session_state["teach"] = ""
