@@ -12,13 +12,14 @@ from test_app import FLOAT32, PATIENCE, no_exception, players, poll, problems
 from ccviz import compare
 from ccviz.export import FIGURE_SUFFIXES, figure_bytes
 from ccviz.jobs import Job
+from ccviz.lessons import recorded_run
 from ccviz.network import LanguageModel
 from ccviz.prompts import load_sample
 from ccviz.runs import Request, lane_requests
 from ccviz.sets import PromptSet, items_of_lines, known_sets, sets_folder
 from ccviz.settings import Settings
 from ccviz.tokens import encode_prompt
-from ccviz.ui import comparison, server
+from ccviz.ui import comparison, kept, server
 from ccviz.ui.comparison import comparison_table
 
 ROOT = Path(__file__).parent.parent
@@ -305,3 +306,26 @@ def test_what_is_no_set_is_said(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"words": 1}')
     no_exception(at.text_input(key="set_path").set_value(str(tmp_path / "a.jsonl")).run())
     assert "has no prompt" in problems(at)[0]
+
+
+def test_a_run_that_cannot_be_kept_is_shown_with_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("no folder can be made here")
+    monkeypatch.setenv("CCVIZ_DATA", str(tmp_path / "file"))
+    at = comparing(["sliding_window"], new="3")
+    job = compared(at)
+    assert [trace.stop_reason for trace in job.traces().values()] == ["length"]
+    (warning,) = at.warning
+    assert "could not be kept in the library" in warning.value.replace("\\", "")
+    assert players(at)
+
+
+def test_the_next_to_go_is_named_before_it_goes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kept.library(), "most_runs", 2)
+    runs = [recorded_run(name) for name in ("full", "sliding_window")]
+    for at, trace in enumerate(runs):
+        kept.library().save({trace.strategy: trace}, f"run{at}")
+    first = kept.library().cards()[-1]
+    at = opened("library.py")
+    assert any(f"Next to go, when another run is kept: {first.title}" in one.value for one in at.warning)
+    at = comparing(["sliding_window"], new="3")
+    assert any("The library is full (2 runs)" in one.value for one in at.caption)
