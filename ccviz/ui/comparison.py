@@ -25,9 +25,9 @@ from ccviz.ui.address import current_view, remember, share, show_to_watchers
 from ccviz.ui.answers import answers_view
 from ccviz.ui.page import plain, show_problem
 from ccviz.ui.player import View, player
-from ccviz.ui.results import ORDER_TITLES, lane_title, sample_of
+from ccviz.ui.results import lane_title, sample_of
+from ccviz.ui.shared_view import shared_view
 from ccviz.ui.status import POLL_SECONDS, job_head, picture_seconds
-from ccviz.ui.text_view import shared_view
 
 LOOKS = {
     "caches": "What each cache held",
@@ -37,6 +37,7 @@ LOOKS = {
     "harm": "Harm to predictions",
     "surprise": "Surprise",
 }
+ORDER_TITLES = {"rank": "by score rank", "position": "by position", "in place": "in place"}
 REGIONS = {"all": "whole text", "prompt": "prompt only"}
 TABLE_TITLES = {
     "lane": ("strategy", "The strategy, and its cache size where there are several."),

@@ -20,7 +20,6 @@ from ccviz.ui.page import plain, show_problem
 from ccviz.ui.player import View, player
 from ccviz.ui.status import POLL_SECONDS, job_head, picture_seconds
 
-ORDER_TITLES = {"rank": "by score rank", "position": "by position", "in place": "in place"}
 COLUMN_HELP = {
     "position": "The token's place in the whole text, from 0.",
     "text": "What the token says.",
