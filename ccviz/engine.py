@@ -21,7 +21,7 @@ from torch import Tensor
 
 from ccviz.cache import BoundedCache
 from ccviz.errors import UserError
-from ccviz.events import Done, Event, Expected, PromptFed, Refreshed, TokenGenerated
+from ccviz.events import EXPECTED_TOKENS, Done, Event, Expected, PromptFed, Refreshed, TokenGenerated
 from ccviz.network import LanguageModel
 from ccviz.settings import Settings, check_run
 from ccviz.strategies import CounterCausal, Entries, Strategy, keep_best
@@ -29,7 +29,6 @@ from ccviz.transfer import Mark, fetch
 
 PROMPT_SLICE = {"cpu": 64}  # tokens of the prompt between two looks at the cancel flag
 PROMPT_SLICE_ACCELERATOR = 1024
-EXPECTED_TOKENS = 5  # what the future expected in an entry's place: how many of the likeliest are told
 
 
 def stream(

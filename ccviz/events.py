@@ -25,6 +25,9 @@ class PromptFed:
     logprobs: npt.NDArray[np.float32] | None
 
 
+EXPECTED_TOKENS = 5  # what the future expected in an entry's place: how many of the likeliest are told
+
+
 @dataclass(frozen=True)
 class Expected:
     """What the future expected in each entry's place at one refresh; NaN and -1 where nothing later could say."""

@@ -94,15 +94,21 @@ class Library:
         self.folder = Path(folder) if folder is not None else data_folder() / "runs"
         self.most_runs, self.most_bytes = most_runs, most_bytes
         self._lock = threading.RLock()
+        self._listed: tuple[int, list[Card]] = (-1, [])  # of which state of the folder, and what was there
 
     # Reading
 
     def cards(self) -> list[Card]:
-        """All runs, newest first."""
+        """All runs, newest first; read again only when the folder has changed, since pages ask at every pass."""
         with self._lock:
-            files = sorted(self.folder.glob(f"[!.]*{SUFFIX}")) if self.folder.is_dir() else []
-            cards = [card for file in files if (card := self._card(file)) is not None]
-        return sorted(cards, key=lambda card: (card.saved, card.id), reverse=True)
+            try:
+                state = self.folder.stat().st_mtime_ns  # every file there is put in place by a rename, which changes it
+            except OSError:
+                return []
+            if state != self._listed[0]:
+                cards = [card for file in self.folder.glob(f"[!.]*{SUFFIX}") if (card := self._card(file)) is not None]
+                self._listed = state, sorted(cards, key=lambda card: (card.saved, card.id), reverse=True)
+            return list(self._listed[1])
 
     def card(self, run_id: str) -> Card | None:
         """The run of this id, or None."""
@@ -137,8 +143,11 @@ class Library:
         buffer = io.BytesIO()
         with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:
             for run_id in run_ids:
-                card, trace = self.card(run_id), self.open(run_id)
-                title = re.sub(r"\W+", "-", f"{card.title if card else ''}-{trace.strategy}").strip("-")[:60]
+                card = self.card(run_id)
+                if card is None:
+                    continue  # it went meanwhile
+                trace = self.open(run_id)
+                title = re.sub(r"\W+", "-", f"{card.title}-{trace.strategy}").strip("-")[:60]
                 archive.writestr(f"{title}-{run_id}{SUFFIX}", trace.to_bytes())
         return buffer.getvalue()
 
@@ -154,6 +163,10 @@ class Library:
             if not card.pinned:
                 gone.append(card)
         return gone
+
+    def next_to_go(self, runs: int = 1) -> list[Card]:
+        """The runs that the next ones will take the place of, if they are as large as the largest there is."""
+        return self.leaving(runs, runs * max((card.size for card in self.cards()), default=0))
 
     # Writing
 
@@ -210,12 +223,21 @@ class Library:
         return self._change(run_id, pinned=pinned)
 
     def delete(self, run_ids: Iterable[str]) -> None:
-        """Delete runs; those that are not there are left at that."""
+        """Delete runs; those that are not there are left at that.
+
+        Raises
+        ------
+        UserError
+            If the folder does not let them be deleted.
+        """
         with self._lock:
-            for run_id in run_ids:
-                if _ID.fullmatch(run_id):
-                    for suffix in (SUFFIX, ".json"):
-                        (self.folder / f"{run_id}{suffix}").unlink(missing_ok=True)
+            self._listed = (-1, [])
+            known = [run_id for run_id in run_ids if _ID.fullmatch(run_id)]
+            for file in [self.folder / f"{run_id}{suffix}" for run_id in known for suffix in (SUFFIX, ".json")]:
+                try:
+                    file.unlink(missing_ok=True)
+                except OSError as error:
+                    raise UserError(f"{file} cannot be deleted: {error.strerror or error}.") from None
 
     def _change(self, run_id: str, **changes: Any) -> Card:
         with self._lock:
@@ -247,6 +269,7 @@ class Library:
             ) from None
 
     def _write_card(self, card: Card) -> None:
+        self._listed = (-1, [])  # two changes can be too close for the clock of the folder
         stated = {name: value for name, value in asdict(card).items() if name not in ("id", "size")}
         write_whole(self.folder / f"{card.id}.json", json.dumps(stated, indent=1).encode())
 

@@ -22,7 +22,7 @@ import pandas as pd
 import pyarrow.parquet
 
 from ccviz.errors import UserError
-from ccviz.events import Done, Event, Expected, PromptFed, Refreshed, TokenGenerated
+from ccviz.events import EXPECTED_TOKENS, Done, Event, Expected, PromptFed, Refreshed, TokenGenerated
 from ccviz.tokens import TokenTexts, decode
 
 SCHEMA_VERSION: Final = 1
@@ -52,7 +52,7 @@ COLUMNS: Final[dict[str, dict[str, str]]] = {
     },
 }
 
-EXPECTED_PLACES: Final = (1, 2, 3, 4, 5)  # of the tokens that the future expected in an entry's place
+EXPECTED_PLACES: Final = tuple(range(1, EXPECTED_TOKENS + 1))  # of the tokens expected in an entry's place
 
 # Columns that are there only when they were asked for.
 OPTIONAL_COLUMNS: Final[dict[str, dict[str, str]]] = {

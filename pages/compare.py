@@ -39,7 +39,7 @@ def main() -> None:
     if page.asked("run_all") and lanes:
         _select(runner.submit(spec, lanes, choices.follow))
         st.rerun()
-    warn_of_leaving()
+    warn_of_leaving(max(len(lanes), 1))
     _open_dropped(runner, take_dropped())
     if sample is not None:
         st.caption(f"**What to look at.** {sample.look_at}")

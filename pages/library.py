@@ -54,7 +54,7 @@ def _say_bounds(cards: list[Card]) -> None:
         f"{held.most_bytes / 1e6:.0f} MB, in {plain(str(held.folder))}. Runs are kept by themselves; where there is no "
         "room, the oldest that are not pinned go."
     )
-    leaving = held.leaving(runs=1, size=max((card.size for card in cards), default=0))
+    leaving = held.next_to_go()
     if leaving:
         names = ", ".join(plain(card.title) for card in leaving[:3])
         more = f" and {len(leaving) - 3} more" if len(leaving) > 3 else ""
@@ -129,10 +129,14 @@ def _actions(chosen: list[Card]) -> None:
         )
         with st.popover("Delete", icon=":material/delete:", disabled=not ids):
             st.caption(f"This cannot be undone: {len(ids)} {'run' if len(ids) == 1 else 'runs'} would be deleted.")
-            st.button("Delete for good", type="primary", key="delete_chosen", on_click=library().delete, args=(ids,))
+            st.button("Delete for good", type="primary", key="delete_chosen", on_click=_delete, args=(ids,))
         st.caption(f"{len(ids)} chosen" if ids else "Choose runs by the box before them.")
     if st.session_state.pop("go_compare", False):
         st.switch_page("pages/compare.py", query_params={"comparison": st.session_state["comparison"]})
+
+
+def _delete(run_ids: list[str]) -> None:
+    _try(lambda: library().delete(run_ids))
 
 
 def _compare(run_ids: list[str]) -> None:

@@ -101,7 +101,10 @@ def test_names_pins_and_deletion(library: Library, trace: Trace) -> None:
     card = again.card("a")
     assert card is not None
     assert (card.name, card.pinned) == ("my first run", True)
-    library.delete(["a", "never was", "../../etc/passwd"])
+    outside = library.folder.parent / f"mine{SUFFIX}"
+    outside.write_bytes(b"mine")
+    library.delete(["a", "never was", "../mine"])
+    assert outside.exists()
     assert ids(again) == ["b"]
     with pytest.raises(UserError, match="no longer in the library"):
         library.rename("a", "gone")
@@ -151,6 +154,18 @@ def test_a_card_that_is_missing_or_damaged_is_made_again(library: Library, trace
     assert ids(Library(library.folder)) == ["a"]
 
 
+def test_what_another_server_writes_is_listed_at_once(library: Library, trace: Trace) -> None:
+    keep(library, trace, "a")
+    assert ids(library) == ["a"]
+    other = Library(library.folder)
+    time.sleep(0.02)  # beyond the clock of the folder
+    keep(other, trace, "b")
+    assert ids(library) == ["b", "a"]
+    other.rename("a", "renamed")
+    other.delete(["b"])
+    assert [card.title for card in library.cards()] == ["renamed"]
+
+
 def test_what_is_no_trace_is_not_listed(library: Library, trace: Trace) -> None:
     keep(library, trace, "a")
     whole = trace.to_bytes()
@@ -179,9 +194,10 @@ import sys
 from ccviz.library import Library
 from ccviz.trace import Trace
 library, trace = Library(sys.argv[1], most_runs=20), Trace.open(sys.argv[2])
-print("ready", flush=True)
 for number in range(100_000):
     library.save({"one": trace, "two": trace}, f"run{number}")
+    if not number:
+        print("ready", flush=True)
 """
 
 

@@ -65,16 +65,15 @@ def _keep_dropped() -> None:
     st.session_state["drop_problems"] = time.monotonic(), problems
 
 
-def warn_of_leaving() -> None:
-    """Say which runs the next one takes the place of, before it does."""
-    held = library()
-    if not len(held.cards()) >= held.most_runs - 1:
-        return
-    leaving = held.leaving(runs=1)
+def warn_of_leaving(runs: int = 1) -> None:
+    """Say which of the kept runs the next ones take the place of, before they do."""
+    leaving = library().next_to_go(runs)
     if leaving:
+        more = f" and {len(leaving) - 1} more" if len(leaving) > 1 else ""
         st.caption(
-            f":material/inventory_2: The library is full ({held.most_runs} runs). The next run takes the place of "
-            f"the oldest that is not pinned: {plain(leaving[0].title)}. Pin it in the library to keep it."
+            f":material/inventory_2: The library is full ({_runs(len(library().cards()))}). What runs next takes the "
+            f"place of the oldest that is not pinned: {plain(leaving[0].title)}{more}. Pin it in the library to keep "
+            "it."
         )
 
 

@@ -66,5 +66,5 @@ def show_problem(sentence: str) -> None:
 
 
 def asset(name: str) -> str:
-    """A text file that lies beside this module (a component's css or js)."""
+    """A text file that lies beside this module or in a folder there (a component's html, css or js)."""
     return (Path(__file__).parent / name).read_text(encoding="utf-8")

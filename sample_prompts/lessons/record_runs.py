@@ -20,14 +20,11 @@ NOTES: dict[str, Any] = {"sample": "1-recall-a-fact", "cache_size": 64, "chunk_s
 RECORDED: dict[str, dict[str, Any]] = {
     "full": {"strategy": "full"},
     "sliding_window": {"strategy": "sliding_window"},
-    "heavy_hitter": {"strategy": "heavy_hitter"},
     "counter_causal": {"strategy": "counter_causal", "explain": True},
     "heavy_hitter-small_chunks": {"strategy": "heavy_hitter", "cache_size": 48, "chunk_size": 8},
-    "sliding_window-unfrozen": {"strategy": "sliding_window", "frozen": False},
     "sliding_window-large": {"strategy": "sliding_window", "cache_size": 96},
     "counter_causal-small": {"strategy": "counter_causal", "cache_size": 40},
     "counter_causal-small_chunks": {"strategy": "counter_causal", "chunk_size": 4},
-    "counter_causal-large_chunks": {"strategy": "counter_causal", "chunk_size": 32},
     "counter_causal-unfrozen": {"strategy": "counter_causal", "frozen": False},
 }
 

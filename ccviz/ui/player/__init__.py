@@ -9,7 +9,6 @@ from __future__ import annotations
 import base64
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,20 +19,17 @@ import streamlit as st
 from ccviz.colours import BLUE_RED, BLUE_YELLOW
 from ccviz.metrics import ORDERS, heatmap_sentence
 from ccviz.trace import EXPECTED_PLACES, Trace
+from ccviz.ui.page import asset
 
 RAMPS = {"blue-red": BLUE_RED, "blue-yellow": BLUE_YELLOW}
 MOST_ENTRIES = 4_000_000  # sent to a browser; a full cache's are derived there instead
 
 
-def _asset(name: str) -> str:
-    return (Path(__file__).parent / name).read_text(encoding="utf-8")
-
-
 _component = st.components.v2.component(
     "ccviz_player",
-    html=_asset("player.html"),
-    css=_asset("player.css"),
-    js="\n".join(_asset(name) for name in ("model.js", "map.js", "text.js", "life.js", "player.js")),
+    html=asset("player/player.html"),
+    css=asset("player/player.css"),
+    js="\n".join(asset(f"player/{name}") for name in ("model.js", "map.js", "text.js", "life.js", "player.js")),
 )
 
 
@@ -165,7 +161,7 @@ def _contents(trace: Trace) -> dict[str, Any]:
     """The trace as the browser decodes it; made once a trace, since a page is drawn again at every pause."""
     known: dict[str, Any] | None = vars(trace).get("_player")
     if known is None:
-        known = vars(trace)["_player"] = player_data(trace)
+        known = vars(trace)["_player"] = player_data(trace)  # with the trace, so that it goes when that goes
     return known
 
 

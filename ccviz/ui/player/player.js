@@ -70,6 +70,7 @@ class Player {
       this.model.scale = Math.max(1, data.last)
       this.summary = data.summary
       if (first) {
+        this.stop()
         Object.assign(this.state, { pin: -1, hover: -1, found: [] })
         this.matches = []
         this.map.reset()
@@ -89,7 +90,8 @@ class Player {
     const { state, model } = this
     if (view.order) state.order = view.order
     if (view.ramp) state.ramp = view.ramp
-    if (view.refresh) state.refresh = Math.min(Math.max(1, view.refresh), Math.max(1, model.rows)) - 1
+    const last = Math.max(1, model.rows)
+    state.refresh = Math.min(Math.max(1, view.refresh ?? last), last) - 1
     if (view.pin !== null) state.pin = view.pin < model.tokens ? view.pin : -1
     if (view.highlight) state.found = view.highlight
   }
@@ -107,7 +109,6 @@ class Player {
 
   redraw(fresh) {
     const { model, state } = this
-    this.stop()
     const scrub = this.find(".scrub")
     scrub.max = Math.max(1, model.rows)
     scrub.disabled = model.rows < 2

@@ -58,6 +58,7 @@ class TokenText {
       this.root.append(block.element)
       this.observer.observe(block.element)
     }
+    this.updated = 0 // at once: what there was may be of fewer tokens
     this.update()
   }
 
